@@ -578,9 +578,10 @@ fn refuse_undefined_signer(
     signers: &BTreeMap<String, FieldPosition>,
 ) {
     let known: Vec<&str> = signers.keys().map(String::as_str).collect();
-    let otherwise = match known.is_empty() {
-        true => format!("define it: signers: {{{name}: {{local: {{directory: DIR}}}}}}"),
-        false => format!("defined are {}", known.join(", ")),
+    let otherwise = if known.is_empty() {
+        format!("define it: signers: {{{name}: {{local: {{directory: DIR}}}}}}")
+    } else {
+        format!("defined are {}", known.join(", "))
     };
     let fix = yaml::fix_for(name, known, otherwise);
     field.error(format!("signer {name:?} is not defined"), fix);

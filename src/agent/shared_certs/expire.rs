@@ -55,12 +55,11 @@ pub async fn expire(api: &Api, only_expired: bool, now: OffsetDateTime) -> Resul
     let mut refused = None;
     let secret = (SECRET_NAME.to_owned(), secret);
     for (name, object) in tokens.iter().chain([&secret]) {
-        let removed = match only_expired {
-            true => {
-                api.delete_unchanged(&api::SECRET, Some(NAMESPACE), name, object)
-                    .await
-            }
-            false => api.delete(&api::SECRET, Some(NAMESPACE), name).await,
+        let removed = if only_expired {
+            api.delete_unchanged(&api::SECRET, Some(NAMESPACE), name, object)
+                .await
+        } else {
+            api.delete(&api::SECRET, Some(NAMESPACE), name).await
         };
         let Err(error) = removed else { continue };
         let doing = format!("removing the Secret {NAMESPACE}/{name}");

@@ -465,9 +465,10 @@ mod tests {
             let replace = async |written: &Value| {
                 assert_eq!(annotation(written), Some("2026-06-01T12:00:00Z"));
                 attempts.set(attempts.get() + 1);
-                match attempts.get() > conflicts {
-                    true => Ok(()),
-                    false => Err(ApiError::Refused(Box::new(conflict.clone()))),
+                if attempts.get() > conflicts {
+                    Ok(())
+                } else {
+                    Err(ApiError::Refused(Box::new(conflict.clone())))
                 }
             };
             let read = async || Ok(again.clone());
