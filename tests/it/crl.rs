@@ -286,7 +286,7 @@ fn fetches_crl_without_login_and_from_signers_that_publish_one() {
     node.write_settings(&format!(
         "{HEAD}authorities: {{ca: {{signer: down}}, etcd-ca: {{signer: v}}, front-proxy-ca: {{signer: down}}}}\n\
          signers:\n  \
-           down: {{est: {{url: 'https://127.0.0.1:1', auth: {{basic: {{user: cp1, passwordFile: {secret}}}}}}}}}\n  \
+           down: {{est: {{url: 'https://127.0.0.1:1', auth: {{basic: {{user: cp1, passwordFile: {secret}}}}}, tls: {tls}}}}}\n  \
            v: {{vault: {{address: '{}', mount: 'pki/{{authority}}', auth: {{appRole: {{roleIDFile: {secret}, secretIDFile: {secret}}}}}, tls: {tls}}}}}\n",
         vault.url()
     ));

@@ -435,7 +435,7 @@ fn waits_for_missing_signature() {
     refused(
         &gateway,
         &join,
-        ExitCode::NotPermitted,
+        ExitCode::Unreachable,
         &[
             "has no signature for token abcdef",
             "kubeadm token create --print-join-command",
@@ -453,12 +453,7 @@ fn names_each_refusal_of_api_server() {
             ExitCode::NotPermitted,
             "discovery.file.kubeConfigPath",
         ),
-        (
-            403,
-            "Forbidden",
-            ExitCode::NotPermitted,
-            "anonymous clients",
-        ),
+        (403, "Forbidden", ExitCode::Unreachable, "anonymous clients"),
         (
             404,
             "NotFound",

@@ -281,7 +281,7 @@ pub(crate) fn link_local() {
     }
     serve("fe80::53%br-0");
     let gateway = signer();
-    reaches(&gateway, "ok-none.test");
+    reaches(&gateway, "ok-nx.test");
     // By TCP.
     reaches(&gateway, "big-none.test");
     let asked = "name servers asked: fe80::53%br-0";

@@ -409,7 +409,7 @@ fn config_check_warns_until_units_may_write_to_directory() {
         .says(&node.here(
             "nodepki's systemd units cannot write below @/srv/pki (add ReadWritePaths=-/srv/pki ",
         ))
-        .says_not("/srv/pki/etcd")
+        .says_not("/srv/pki/etcd (add")
         .says_not("/var/lib/nodepki/drop");
 }
 
