@@ -24,7 +24,7 @@ use crate::time::wait_until;
 const SETTINGS: &str = "\
 apiVersion: nodepki.io/v1alpha1
 kind: NodePKIConfiguration
-signers: {offline: {directory: {path: /var/lib/offline}}}
+signers: {offline: {directory: {path: /var/lib/nodepki/offline}}}
 ";
 const MEMBERS: [(&str, &str); 3] = [
     ("etcd1", "192.0.2.61"),
@@ -113,7 +113,7 @@ fn copy_certificate(authorities: &Path, authority: Authority, node: &ClusterNode
 fn signed(node: &ClusterNode, command: &[&str], authorities: &Path) -> Ran {
     let run = || node.nodepki(command);
     run().ended(75).says("pending");
-    let drop = node.path("/var/lib/offline");
+    let drop = node.path("/var/lib/nodepki/offline");
     for name in CertName::KUBEADM {
         if drop.join(format!("outbox/{name}.csr")).exists() {
             sign_by_hand(&drop, authorities, name);

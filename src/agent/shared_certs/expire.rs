@@ -122,8 +122,8 @@ fn owners(secret: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Returns the expiration of a bootstrap token. A token without one, or with one that is not a time, never expires for
-/// kube-controller-manager; here it counts as expired, since kubeadm always writes the time.
+/// Returns the expiration of a bootstrap token. A token without one never expires for kube-controller-manager; here it
+/// counts as expired, since kubeadm always writes the time. For both, one that is not a time has expired.
 fn expiration(token: &Value) -> Option<OffsetDateTime> {
     let encoded = token.pointer("/data/expiration")?.as_str()?;
     let text = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
