@@ -14,7 +14,7 @@ use time::{OffsetDateTime, UtcOffset};
 use tokio::time::Instant;
 
 use super::api::{Api, ApiError, Resource};
-pub(crate) use crate::kube::names::LEASE_NAMESPACE as NAMESPACE;
+pub(crate) use crate::kube::names::SYSTEM_NAMESPACE as NAMESPACE;
 
 /// Leases.
 pub(crate) const LEASE: Resource = Resource::new("coordination.k8s.io", "v1", "leases", "Lease");

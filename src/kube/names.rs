@@ -17,8 +17,8 @@ use crate::yaml::fix_for;
 
 pub use registered::{InvalidName, RegisteredName};
 
-/// Namespace of the Leases that nodepki takes.
-pub(crate) const LEASE_NAMESPACE: &str = "kube-system";
+/// Namespace of the components of the control plane, and of the Leases and ConfigMaps of nodepki.
+pub(crate) const SYSTEM_NAMESPACE: &str = "kube-system";
 /// Group of the bootstrap tokens with which kubeadm joins nodes (`cmd/kubeadm/app/constants/constants.go`,
 /// `NodeBootstrapTokenAuthGroup`).
 pub(crate) const JOINING_NODES_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";

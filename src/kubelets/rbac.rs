@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::KubeletPolicy;
 use crate::kube::csr_object::{CSR_GROUP, KubeletCertificate};
-use crate::kube::names::LEASE_NAMESPACE;
+use crate::kube::names::SYSTEM_NAMESPACE;
 use crate::kube::pod_request::POD_CLIENT_SIGNER;
 use crate::kube::rbac;
 use crate::yaml;
@@ -127,7 +127,7 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
     let mut objects = Vec::new();
     for (namespace, rules) in [
         (None, cluster_rules),
-        (Some(LEASE_NAMESPACE), lease_rules),
+        (Some(SYSTEM_NAMESPACE), lease_rules),
         (Some(EVENT_NAMESPACE), event_rules),
     ] {
         let metadata = match namespace {
@@ -140,12 +140,12 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
     objects.push(json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": policy.lease, "namespace": LEASE_NAMESPACE},
+        "metadata": {"name": policy.lease, "namespace": SYSTEM_NAMESPACE},
     }));
     objects.push(json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": bindings_name(policy), "namespace": LEASE_NAMESPACE},
+        "metadata": {"name": bindings_name(policy), "namespace": SYSTEM_NAMESPACE},
     }));
     objects
 }

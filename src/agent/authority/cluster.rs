@@ -14,7 +14,7 @@ use crate::agent::Failure;
 use crate::cluster::api::{Api, ApiError, CONFIG_MAP};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{
-    AUTHENTICATION_CONFIG_MAP, Authority, CLIENT_CA_FILE, FRONT_PROXY_CA_FILE, LEASE_NAMESPACE,
+    AUTHENTICATION_CONFIG_MAP, Authority, CLIENT_CA_FILE, FRONT_PROXY_CA_FILE, SYSTEM_NAMESPACE,
 };
 use crate::x509::{Certificate, certificates_of};
 
@@ -35,7 +35,7 @@ static PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::Ca,
         PublishedCa {
-            namespace: LEASE_NAMESPACE,
+            namespace: SYSTEM_NAMESPACE,
             name: "kube-root-ca.crt",
             key: "ca.crt",
             explain: || {
@@ -47,7 +47,7 @@ static PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::Ca,
         PublishedCa {
-            namespace: LEASE_NAMESPACE,
+            namespace: SYSTEM_NAMESPACE,
             name: AUTHENTICATION_CONFIG_MAP,
             key: CLIENT_CA_FILE,
             explain: || {
@@ -59,7 +59,7 @@ static PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::FrontProxyCa,
         PublishedCa {
-            namespace: LEASE_NAMESPACE,
+            namespace: SYSTEM_NAMESPACE,
             name: AUTHENTICATION_CONFIG_MAP,
             key: FRONT_PROXY_CA_FILE,
             explain: || {
@@ -172,7 +172,7 @@ impl PublishedCa {
         let found = api.read(&CONFIG_MAP, Some(namespace), name).await?;
         let lacks = found.is_some_and(|object| !contains(&object, self.key, new));
         let place = match *namespace {
-            LEASE_NAMESPACE => String::new(),
+            SYSTEM_NAMESPACE => String::new(),
             other => format!(" in {other}"),
         };
         Ok(lacks.then(|| {

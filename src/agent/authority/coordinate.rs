@@ -24,7 +24,7 @@ use crate::cluster::api::Api;
 use crate::cluster::lease::{LeaseHolder, LeaseLock};
 use crate::cluster::watch::WatchChange;
 use crate::config::RotationSettings;
-use crate::kube::names::{AUTHENTICATION_CONFIG_MAP, Authority, LEASE_NAMESPACE};
+use crate::kube::names::{AUTHENTICATION_CONFIG_MAP, Authority, SYSTEM_NAMESPACE};
 use crate::kube::paths::{ADMIN_CONF, KUBELET_CONF};
 use crate::spec::authority_rotation::{AuthorityRotation, NodeProof, RotatedCa, RotationSubject};
 use crate::store::{ClusterRotations, NodeRoot, StoreError};
@@ -314,7 +314,7 @@ impl Coordinator {
             }
             if !trouble.is_empty() && trouble != reported {
                 tracing::warn!(
-                    "a replaced CA cannot be removed from the ConfigMap {LEASE_NAMESPACE}/{AUTHENTICATION_CONFIG_MAP}: {trouble}; retrying"
+                    "a replaced CA cannot be removed from the ConfigMap {SYSTEM_NAMESPACE}/{AUTHENTICATION_CONFIG_MAP}: {trouble}; retrying"
                 );
             }
             reported = trouble;

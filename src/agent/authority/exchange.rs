@@ -15,7 +15,7 @@ use super::sealed::{self, SealedKeys};
 use super::{objects, service_account};
 use crate::agent::Failure;
 use crate::cluster::api::{Api, ApiError, SECRET};
-use crate::kube::names::LEASE_NAMESPACE as NAMESPACE;
+use crate::kube::names::SYSTEM_NAMESPACE as NAMESPACE;
 use crate::spec::authority_rotation::{AuthorityRotation, NodeProofs, RotationSubject};
 use crate::store::{NodeRoot, ServiceAccountKeys};
 

@@ -13,7 +13,7 @@ use super::objects::{self, RotationMap};
 use super::rotate::certificate;
 use crate::cluster::api::{Api, ApiError, CONFIG_MAP};
 use crate::kube::kubeconfig::Kubeconfig;
-use crate::kube::names::{AUTHENTICATION_CONFIG_MAP, Authority, LEASE_NAMESPACE};
+use crate::kube::names::{AUTHENTICATION_CONFIG_MAP, Authority, SYSTEM_NAMESPACE};
 use crate::spec::authority_rotation::{
     AuthorityRotation, LeaderDecision, LeaderHold, RotationPhase, RotationSubject, decide_phase,
 };
@@ -164,7 +164,7 @@ pub(super) async fn unpublish(api: &Api, ended: &AuthorityRotation) -> Result<()
     let (Some(key), Some(Ok(removed))) = (key, ended.removed().map(certificate)) else {
         return Ok(());
     };
-    let place = (LEASE_NAMESPACE, AUTHENTICATION_CONFIG_MAP);
+    let place = (SYSTEM_NAMESPACE, AUTHENTICATION_CONFIG_MAP);
     let found = api.read(&CONFIG_MAP, Some(place.0), place.1).await?;
     let Some(object) = found else {
         return Ok(());

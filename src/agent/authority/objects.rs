@@ -16,7 +16,7 @@ use super::service_account;
 use crate::cluster::api::{Api, ApiError, CONFIG_MAP, ROLE, ROLE_BINDING};
 use crate::cluster::node::{self, ListedNode};
 use crate::cluster::watch::Watch;
-use crate::kube::names::{Authority, JOINING_NODES_GROUP, LEASE_NAMESPACE as NAMESPACE};
+use crate::kube::names::{Authority, JOINING_NODES_GROUP, SYSTEM_NAMESPACE as NAMESPACE};
 use crate::kube::rbac;
 use crate::spec::authority_rotation::{AuthorityRotation, NodeProof, NodeProofs, RotationSubject};
 use crate::store::ClusterRotations;

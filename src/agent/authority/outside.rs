@@ -11,7 +11,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::cluster::api::{Api, ApiError, CONFIG_MAP, POD, Resource};
 use crate::cluster::watch::{Watch, WatchChange};
-use crate::kube::names::LEASE_NAMESPACE;
+use crate::kube::names::SYSTEM_NAMESPACE;
 use crate::x509::{Certificate, certificates_of};
 
 /// ConfigMap with which Pods verify the API server, in every namespace.
@@ -90,7 +90,7 @@ pub(super) async fn outside(
         }
     }
     let since = match api
-        .read(&CONFIG_MAP, Some(LEASE_NAMESPACE), ROOT_CA)
+        .read(&CONFIG_MAP, Some(SYSTEM_NAMESPACE), ROOT_CA)
         .await?
     {
         Some(map) if contains(&map, new) => written(&map),

@@ -14,7 +14,7 @@ use super::Signing;
 use super::election::Tenure;
 use crate::cluster::api::{Api, ApiError, ApiStatus, CONFIG_MAP};
 use crate::cluster::watch::{Watch, WatchChange, delay};
-use crate::kube::names::LEASE_NAMESPACE;
+use crate::kube::names::SYSTEM_NAMESPACE;
 use crate::kubelets::KubeletPolicy;
 use crate::kubelets::rbac::bindings_name;
 use crate::process::jitter::random_fraction;
@@ -28,7 +28,7 @@ const MAX_CONFLICTS: usize = 5;
 /// Reads the object.
 pub(super) async fn read(api: &Api, policy: &KubeletPolicy) -> Result<Option<Value>, ApiError> {
     let name = bindings_name(policy);
-    api.read(&CONFIG_MAP, Some(LEASE_NAMESPACE), &name).await
+    api.read(&CONFIG_MAP, Some(SYSTEM_NAMESPACE), &name).await
 }
 
 /// Writes the object with these data.
@@ -39,7 +39,7 @@ pub(super) async fn write(
     data: Map<String, Value>,
 ) -> Result<Value, ApiError> {
     let name = bindings_name(policy);
-    let namespace = Some(LEASE_NAMESPACE);
+    let namespace = Some(SYSTEM_NAMESPACE);
     match found {
         Some(mut object) => {
             if let Some(object) = object.as_object_mut() {
@@ -51,7 +51,7 @@ pub(super) async fn write(
             let object = json!({
                 "apiVersion": CONFIG_MAP.api_version(),
                 "kind": CONFIG_MAP.kind,
-                "metadata": {"name": name, "namespace": LEASE_NAMESPACE},
+                "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE},
                 "data": data,
             });
             api.create(&CONFIG_MAP, namespace, &object).await
@@ -79,7 +79,7 @@ impl Signing {
                     failures += 1;
                     match failures {
                         3 => tracing::warn!(
-                            "no request of a kubelet is signed before the ConfigMap {LEASE_NAMESPACE}/{} is read: {error}; retrying",
+                            "no request of a kubelet is signed before the ConfigMap {SYSTEM_NAMESPACE}/{} is read: {error}; retrying",
                             bindings_name(&self.policy)
                         ),
                         _ => tracing::debug!("the bindings of Nodes cannot be read: {error}"),
@@ -102,7 +102,7 @@ impl Signing {
             Some(status) => (status.to_string(), "correct what the API server reports"),
         };
         tracing::warn!(
-            "the ConfigMap {LEASE_NAMESPACE}/{} cannot be used: {why}; until it can, a Node that is deleted and created again is recognized only while this node signs ({fix})",
+            "the ConfigMap {SYSTEM_NAMESPACE}/{} cannot be used: {why}; until it can, a Node that is deleted and created again is recognized only while this node signs ({fix})",
             bindings_name(&self.policy)
         );
     }
@@ -110,7 +110,7 @@ impl Signing {
     /// Follows the changes of other writers.
     pub(super) async fn follow_bindings(&self) -> Infallible {
         let name = bindings_name(&self.policy);
-        let watch = Watch::of_object(&CONFIG_MAP, Some(LEASE_NAMESPACE), &name);
+        let watch = Watch::of_object(&CONFIG_MAP, Some(SYSTEM_NAMESPACE), &name);
         let sink = |change: WatchChange<Value>| {
             if let WatchChange::Present(object) = change {
                 self.view.borrow_mut().put_bindings(&object);
