@@ -113,7 +113,8 @@ pub trait Signer {
 
     /// Returns the authority's certificates as the signer publishes them, in any form that a chain may have; `None` if
     /// the signer does not publish them. The result is only a candidate: files and pins determine what is trusted. An error
-    /// states whether the signer may still sign: [`SignerError::precludes_signing`].
+    /// states whether the signer may still sign: [`SignerError::precludes_signing`]. [`Signer::probe`] need not precede it,
+    /// since CA certificates are public.
     async fn trust(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         Ok(None)
     }

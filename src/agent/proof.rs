@@ -143,12 +143,9 @@ pub async fn offered_certificates(
     authority: Authority,
 ) -> Result<Vec<Certificate>, Failure> {
     let (name, signer) = setup.signer(authority)?;
-    let retries = Retries::logged(setup);
-    let answer = async {
-        retries.probe(name, signer.as_ref()).await?;
-        retries.ca(name, signer.as_ref(), authority).await
-    };
-    let published = answer
+    // Without a probe: it would log in for what is public, and could use up a credential of one use.
+    let published = Retries::logged(setup)
+        .ca(name, signer.as_ref(), authority)
         .await
         .map_err(|error| signer_failure(format!("signer of {authority}"), error))?;
     let Some(published) = published else {
