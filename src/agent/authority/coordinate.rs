@@ -20,7 +20,7 @@ use super::lead::{Led, lead, unpublish};
 use super::objects::{self, rotations_in};
 use crate::agent::load::{self, Loaded};
 use crate::agent::{Clock, Failure};
-use crate::cluster::api::Api;
+use crate::cluster::api::{Api, ApiError};
 use crate::cluster::lease::{LeaseHolder, LeaseLock};
 use crate::cluster::watch::WatchChange;
 use crate::config::RotationSettings;
@@ -309,7 +309,7 @@ impl Coordinator {
             let mut trouble = String::new();
             for rotation in self.settled() {
                 if let Err(error) = unpublish(&self.api, &rotation).await {
-                    trouble = error.to_string();
+                    trouble = why_published(&error);
                 }
             }
             if !trouble.is_empty() && trouble != reported {
@@ -376,6 +376,16 @@ impl Coordinator {
     }
 }
 
+/// Returns why a replaced CA is still published, with the right that this node lacks.
+fn why_published(error: &ApiError) -> String {
+    match error {
+        ApiError::Refused(status) if status.is_unauthorized_user() => format!(
+            "{error} (grant the user of authorityRotation.kubeconfig get and patch on it; docs/ca-change.md has the whole role)"
+        ),
+        _ => error.to_string(),
+    }
+}
+
 /// Logs what the leader has done, and what it waits for if that is new.
 fn log(
     waits: &mut BTreeMap<RotationSubject, String>,
@@ -406,7 +416,28 @@ mod tests {
     use super::super::lead::tests::rotation;
     use super::super::service_account::tests::proof_with;
     use super::*;
+    use crate::cluster::api::ApiStatus;
     use crate::spec::authority_rotation::RotationPhase;
+
+    #[test]
+    fn names_right_that_is_missing_to_remove_a_published_ca() {
+        let refused = |code, reason: &str, message: &str| {
+            why_published(&ApiError::from(Box::new(ApiStatus {
+                code,
+                reason: reason.to_owned(),
+                message: message.to_owned(),
+                ..ApiStatus::default()
+            })))
+        };
+        assert_eq!(
+            refused(403, "Forbidden", "User \"a\" cannot patch it"),
+            "HTTP 403 Forbidden: User \"a\" cannot patch it (grant the user of authorityRotation.kubeconfig get and patch on it; docs/ca-change.md has the whole role)"
+        );
+        assert_eq!(
+            refused(500, "InternalError", "no etcd"),
+            "HTTP 500 InternalError: no etcd"
+        );
+    }
 
     #[test]
     fn unpublishes_ca_of_ended_rotation_once_this_node_does_not_trust_it() {
