@@ -18,7 +18,7 @@ use super::{Signing, object};
 use crate::agent::request::next::{
     Attempts, Circumstances, JudgedAnswer, NextStep, SignerCall, next,
 };
-use crate::agent::request::{AnswerFault, PendingReason, Unsigned, perform, time_of_use, until};
+use crate::agent::request::{AnswerFault, Unsigned, perform, time_of_use, until};
 use crate::agent::{SignerOperation, audit, event};
 use crate::kube::names::{Authority, CertName};
 use crate::kubelets::{SigningOrder, certificate_differences, is_in_time};
@@ -30,6 +30,7 @@ use crate::signer::{
 use crate::store::{
     self, AuditEvent, AuditRecord, KubeletRequestRecord, RequestPhase, RequestRecord,
 };
+use crate::text::rfc3339;
 use crate::x509::{Chain, ChainError, TrustBundle, along_path};
 
 /// Age at which what the signer has learned, such as the intermediates of its CA, is learned again.
@@ -282,7 +283,10 @@ fn issued(chain: &Chain, now: OffsetDateTime, attempts: Attempts) -> Exchanged {
             wait,
             attempts,
             failure: None,
-            why: PendingReason::WaitsForValidity { at: start }.to_string(),
+            why: format!(
+                "the certificate is not valid before {}: the clock of the signer is ahead, or that of this node is behind; it is kept until then",
+                rfc3339(start)
+            ),
         },
     }
 }
@@ -394,6 +398,30 @@ pub(super) fn after(wait: Duration) -> Option<Instant> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
+
+    #[test]
+    fn keeps_certificate_of_signer_whose_clock_is_ahead() {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let now = OffsetDateTime::now_utc();
+        let made = CertificateAuthority::self_signed("a", key, now, Duration::from_secs(3600));
+        let pem = made.unwrap().bundle().first().to_pem();
+        let chain = Chain::from_pem(pem.as_bytes()).unwrap();
+        let start = chain.leaf().not_before();
+        let minute = Duration::from_secs(60);
+        let Exchanged::Later { wait, why, .. } =
+            issued(&chain, start - minute, Attempts::default())
+        else {
+            panic!("the certificate is used before it is valid");
+        };
+        let kept = format!(
+            "the certificate is not valid before {}: the clock of the signer is ahead, or that of this node is behind; it is kept until then",
+            rfc3339(start)
+        );
+        assert_eq!((wait, why), (minute, kept));
+        let exchanged = issued(&chain, start, Attempts::default());
+        assert!(matches!(exchanged, Exchanged::Issued(given) if given == pem));
+    }
 
     #[test]
     fn failed_probe_ends_no_request() {

@@ -282,7 +282,7 @@ mod tests {
             (
                 RowReason::Pending(PendingReason::WaitsForValidity { at: AT }),
                 "WaitsForValidity",
-                "the certificate is not valid before 2026-06-01T12:00:00Z: the clock of the signer is ahead, or that of this node is behind; it is kept, and installed then",
+                "the certificate is not valid before 2026-06-01T12:00:00Z: the clock of the signer is ahead, or that of this node is behind; it is kept (correct the clock, or run nodepki bootstrap again after that time)",
             ),
         ] {
             assert_eq!((reason.code(), reason.to_string().as_str()), (code, text));

@@ -104,7 +104,7 @@ pub enum PendingReason {
     UnderStagedAuthority(Authority),
     /// The certificate was issued by a clock that is ahead of this node's. The answer is kept.
     #[error(
-        "the certificate is not valid before {}: the clock of the signer is ahead, or that of this node is behind; it is kept, and installed then",
+        "the certificate is not valid before {}: the clock of the signer is ahead, or that of this node is behind; it is kept (correct the clock, or run nodepki bootstrap again after that time)",
         rfc3339(*at)
     )]
     WaitsForValidity {
