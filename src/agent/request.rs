@@ -24,7 +24,7 @@ use crate::signer::{
     Answer, CurrentCertificate, NodeIdentity, Request, Signer, SignerError, Ticket,
 };
 use crate::spec::CertSpec;
-use crate::store::{self, Durability, RequestRecord, Slot, Store};
+use crate::store::{self, Durability, OFFLINE_SIGNER, RequestRecord, Slot, Store};
 use crate::x509::{Chain, Csr, PrivateKey, TrustBundle};
 
 use entries::EarlierOutcome;
@@ -142,6 +142,8 @@ pub(super) async fn obtain(
         let verified = verified.in_time(context, order).await;
         return Ok(verified.outcome(key, request));
     }
+    let is_import = order.signer.configured() == OFFLINE_SIGNER;
+    let spares_ticket = is_import && prepared.record.signer_config != OFFLINE_SIGNER;
     let record = match prepared.record {
         record if order.is_recorded(&record, &request) => record,
         // The spec or the signer has changed, and the signer does not know this request.
@@ -158,6 +160,7 @@ pub(super) async fn obtain(
         request,
         record,
         is_kept: prepared.is_kept,
+        spares_ticket,
         exchangeable,
         refusal: None,
         audited: None,
@@ -200,6 +203,8 @@ struct CertificateExchange<'a> {
     record: RequestRecord,
     /// Whether the slot exists.
     is_kept: bool,
+    /// Its ticket is of a signer that still has the request: an import replaces it only with a certificate.
+    spares_ticket: bool,
     /// The call that is due.
     call: SignerCall,
     attempts: Attempts,
@@ -322,6 +327,7 @@ impl CertificateExchange<'_> {
                 self.keep()?;
             }
             if let Some(answer) = accepted {
+                self.spares_ticket = false;
                 let (slot, durability) = (self.order.slot(), self.order.durability());
                 context.store.save_answer(slot, answer, durability)?;
             }
@@ -355,6 +361,9 @@ impl CertificateExchange<'_> {
 
     /// Writes the record, and the rest of the slot if it does not exist.
     fn keep(&mut self) -> Result<(), store::StoreError> {
+        if self.spares_ticket {
+            return Ok(());
+        }
         if self.is_kept {
             let (slot, durability) = (self.order.slot(), self.order.durability());
             return self

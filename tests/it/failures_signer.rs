@@ -555,6 +555,32 @@ fn imports_signed_bundle_of_its_own_requests() {
 }
 
 #[test]
+fn import_keeps_ticket_of_request_that_it_does_not_answer() {
+    let node = Node::new();
+    node.signer_does("all", "pending");
+    node.ask().ended(75);
+    let bundle = node.outside("stick");
+    node.csr("export", &bundle).done();
+    node.sign_bundle(&bundle);
+    fs::remove_file(bundle.join("pki/etcd/peer.crt")).unwrap();
+    let ticket = || node.read("/var/lib/nodepki/pending/etcd-peer/ticket.json");
+    let before = ticket();
+    node.csr("import", &bundle)
+        .ended(75)
+        .row_says("etcd-peer", "no certificate for its key was imported");
+    assert_eq!(ticket(), before);
+    // The signer still has the request.
+    node.signer_does("all", "sign");
+    node.ask().done();
+    let exchanges = node.exchanges().into_iter();
+    let verbs: Vec<String> = exchanges
+        .filter(|(_, slot, _)| slot == "etcd-peer")
+        .map(|(verb, ..)| verb)
+        .collect();
+    assert_eq!(verbs, ["sign", "poll"]);
+}
+
+#[test]
 fn imports_tree_of_kubeadm_with_its_keys() {
     let node = Node::new();
     let tree = node.outside("kubeadm-tree");
