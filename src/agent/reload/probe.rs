@@ -27,7 +27,7 @@ use crate::spec::CertFiles;
 use crate::spec::assess::{FoundKubeconfig, read_kubeconfig};
 use crate::store::{FormerContents, NodeRoot};
 use crate::text::rfc3339;
-use crate::x509::{Certificate, Chain};
+use crate::x509::{Certificate, Chain, PrivateKey};
 use crate::yaml::schema::SecretFile;
 
 /// Upper bound for the kubelet's metrics, bytes. A node with hundreds of pods has some hundred KiB.
@@ -309,8 +309,31 @@ impl Probe<'_> {
         }
     }
 
-    /// Returns why a former file is certainly unusable: its certificate has expired, or the API server rejects it.
-    /// `previous` are all former files.
+    /// Returns whether a former certificate or key would not match the other file of its pair: that one did not exist, and
+    /// the new one stays.
+    fn is_half_of_pair(&self, former: &FormerContents, previous: &[FormerContents]) -> bool {
+        let contents = |path: &Path| match former_of(path, previous) {
+            Some(former) => Some(former.contents.clone()),
+            None => Some(self.root.read(path).ok()??.bytes),
+        };
+        self.setup.outputs.values().any(|output| {
+            let paths = output.paths();
+            let &[key, certificate, ..] = paths.as_slice() else {
+                return false;
+            };
+            let is_former = |path: &NodePath| **path == *former.path;
+            if !is_former(key) && !is_former(certificate) {
+                return false;
+            }
+            let chain = contents(certificate).and_then(|pem| chain_of(&pem));
+            let private = contents(key).and_then(|pem| PrivateKey::from_pem(&pem).ok());
+            let both = chain.zip(private);
+            both.is_some_and(|(chain, key)| chain.leaf().public_key() != key.public_key())
+        })
+    }
+
+    /// Returns why a former file is certainly unusable: its certificate has expired, the other file of its pair did not
+    /// exist, or the API server rejects it. `previous` are all former files.
     pub(super) async fn is_unusable(
         &self,
         former: &FormerContents,
@@ -323,6 +346,11 @@ impl Probe<'_> {
             let end = rfc3339(chain.leaf().not_after());
             return Some(format!(
                 "the certificate of the former {path} expired at {end}"
+            ));
+        }
+        if self.is_half_of_pair(former, previous) {
+            return Some(format!(
+                "the former {path} does not match the other file of its pair"
             ));
         }
         let kubeconfig: &Path = match read_kubeconfig(&former.path, Some(&former.contents)) {

@@ -183,7 +183,9 @@ mod tests {
     use crate::config::reload::{Hook, On};
     use crate::kube::components::Component;
     use crate::kube::names::CertName;
+    use crate::spec::CertFiles;
     use crate::store::{NodeRoot, UnverifiedChange};
+    use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 
     fn node(directory: &str) -> (TempDir, NodeRoot) {
         let dir = tempfile::tempdir().unwrap();
@@ -245,6 +247,52 @@ mod tests {
                 detail.contains("with the old files it is ready"),
                 "{detail}"
             );
+        }
+    }
+
+    /// A kubelet whose key was removed has both in memory; with the former certificate and the new key it would not start.
+    #[tokio::test]
+    async fn keeps_new_pair_if_former_certificate_had_no_key() {
+        const CERTIFICATE: &str = "/var/lib/kubelet/pki/kubelet.crt";
+        const KEY: &str = "/var/lib/kubelet/pki/kubelet.key";
+        let certificate = |key: &PrivateKey, name: &str| {
+            let key = PrivateKey::from_pem(key.to_pem().as_bytes());
+            let hour = Duration::from_secs(3600);
+            let made = CertificateAuthority::self_signed(name, key.unwrap(), NOW, hour);
+            made.unwrap().bundle().first().to_pem()
+        };
+        let [old, new] = [(); 2].map(|()| PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap());
+        let name = CertName::KubeletServing;
+        for (former_key, is_restored) in [(&new, true), (&old, false)] {
+            let (dir, root) = node("var/lib/kubelet/pki");
+            let path = |path: &str| dir.path().join(&path[1..]);
+            let (former, present) = (
+                certificate(former_key, "former"),
+                certificate(&new, "present"),
+            );
+            fs::write(path(CERTIFICATE), &present).unwrap();
+            fs::write(path(KEY), new.to_pem().as_bytes()).unwrap();
+            let mut setup = ReloadSetup::of_tests();
+            let files = CertFiles::Pair {
+                certificate: CERTIFICATE.into(),
+                key: KEY.into(),
+                group: None,
+            };
+            setup.outputs.insert(name, files);
+            let mut run = Run::of_tests(&root, &setup);
+            let due = due(
+                Component::Kubelet,
+                ReplacedFile::Certificate(name),
+                &[(CERTIFICATE, &former, None), (KEY, "", None)],
+            );
+            run.roll_back(&due, "it does not serve".to_owned())
+                .await
+                .unwrap();
+            let expected = if is_restored { former } else { present };
+            assert_eq!(fs::read_to_string(path(CERTIFICATE)).unwrap(), expected);
+            let detail = run.rows[0].reasons[0].to_string();
+            let words = "kubelet.crt does not match the other file of its pair";
+            assert_eq!(detail.contains(words), !is_restored, "{detail}");
         }
     }
 
