@@ -131,7 +131,13 @@ pub(super) fn refused(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "run `nodepki bootstrap`, which writes the first certificate of ca.crt to the file; restart the components that read the file";
-    const FIX_OTHERS: &str = "run `nodepki authority status ca`, which names the next step if this is the result of a CA change; otherwise run `nodepki bootstrap`, which moves the first certificate of ca.crt to the beginning, remove certificates that are not to be trusted, and restart the components that read the file";
+    const FIX_OTHERS: &str = "run `nodepki bootstrap`, which moves the first certificate of ca.crt to the beginning, remove certificates that are not to be trusted, and restart the components that read the file";
+    const FIX_KUBELET: &str = "write the certificates of ca.crt to its certificate-authority-data, in base64, and restart the kubelet; nodepki writes the file only with kubelet.identity: issue";
+    const IN_CHANGE: &str = "run `nodepki authority status ca`, which names the next step if this is the result of a CA change; otherwise";
+    let unplanned = |name| match picture.not_issued(name) {
+        Some(_) if name == CertName::KubeletConf => Some(FIX_KUBELET),
+        other => other,
+    };
     // If the CA was replaced, the check `ca-replaced` reports these kubeconfigs.
     let replaced = replaced_authority(picture, Authority::Ca);
     let is_reported = |name| replaced.is_some_and(|replaced| replaced.names.contains(&name));
@@ -143,7 +149,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
     };
     let mut notes: Vec<CheckNote> = problems_of(picture, is_other)
         .filter(|(name, _)| !is_reported(*name))
-        .map(|(_, problem)| problem.error(FIX))
+        .map(|(name, problem)| problem.error(unplanned(name).unwrap_or(FIX)))
         .collect();
     for row in &picture.status.certificates {
         let not_first = row
@@ -156,7 +162,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
                     "{}: its CA data does not begin with the first certificate of ca.crt, or contains certificates that ca.crt does not",
                     row.name
                 ),
-                FIX_OTHERS,
+                format!("{IN_CHANGE} {}", unplanned(row.name).unwrap_or(FIX_OTHERS)),
             ));
         }
     }
@@ -165,7 +171,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
             let trouble = found.authority.trouble().unwrap_or_default();
             notes.push(CheckNote::error(
                 format!("{name}: its CA data {trouble}"),
-                FIX,
+                unplanned(name).unwrap_or(FIX),
             ));
         }
     }

@@ -373,6 +373,31 @@ fn fix_names_bootstrap_only_for_certificates_of_plan() {
     }
 }
 
+/// A kubelet that bootstraps its own identity keeps the CA data of its kubeconfig.
+#[test]
+fn fix_of_ca_data_names_bootstrap_only_for_kubeconfigs_of_plan() {
+    let bootstraps = Choices {
+        kubelet_bootstraps_itself: true,
+        ..Choices::default()
+    };
+    let (admin, kubelet) = (CertName::AdminConf, CertName::KubeletConf);
+    for (name, words) in [
+        (admin, "run `nodepki bootstrap`, which writes"),
+        (
+            kubelet,
+            "write the certificates of ca.crt to its certificate-authority-data",
+        ),
+    ] {
+        let mut picture = blank();
+        let cluster = cluster_configuration("controlPlaneEndpoint: api.example\n");
+        picture.configuration.plan = Some(planned(JOIN, &cluster, &bootstraps));
+        let fault = RowFault::AuthorityDataExpired(now());
+        picture.status.certificates = vec![faulty_row(name, RowState::Expired, fault)];
+        let fix = &kubeconfigs::authority(&picture)[0].fix;
+        assert!(fix.starts_with(words), "{name}: {fix}");
+    }
+}
+
 /// A renewal issues no certificate that outlives its authority.
 #[test]
 fn fix_of_expiring_certificate_is_its_authority_if_both_end_together() {
