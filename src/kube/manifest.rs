@@ -49,6 +49,8 @@ pub struct StaticPod {
     mounts: Vec<PathBuf>,
     /// Mounts of the first container, without those of a part of a volume.
     first_mounts: Vec<HostMount>,
+    /// Paths in the first container of its other mounts, such as an emptyDir.
+    other_mounts: Vec<PathBuf>,
     user: Option<i64>,
     arguments: Vec<String>,
     /// The image of the first container.
@@ -79,12 +81,14 @@ impl StaticPod {
             .and_then(Value::as_object);
         let annotations = annotations.into_iter().flatten();
         let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
+        let (first_mounts, other_mounts) = first_mounts(&pod, container);
         Ok(StaticPod {
             path,
             name: text("/metadata/name").unwrap_or_default().to_owned(),
             namespace: text("/metadata/namespace").unwrap_or("default").to_owned(),
             mounts: host_mounts(&pod),
-            first_mounts: first_mounts(&pod, container),
+            first_mounts,
+            other_mounts,
             user: [
                 container.pointer("/securityContext/runAsUser"),
                 pod.pointer("/spec/securityContext/runAsUser"),
@@ -175,15 +179,20 @@ impl StaticPod {
         HostMount::any_shows(&self.first_mounts, directory)
     }
 
-    /// Returns the path on the node of a file that the first container sees; the same path without a mount that contains it.
+    /// Returns the path on the node of a file that the first container sees; the same path if it is in no mounted path of the
+    /// node.
     pub fn on_node(&self, file: &Path) -> PathBuf {
+        let depth = |mount: &PathBuf| mount.components().count();
         let mounted = self.first_mounts.iter().filter_map(|mount| {
             let below = file.strip_prefix(&mount.container).ok()?;
             Some((mount, below))
         });
         // The deepest mount hides the others.
-        let nearest = mounted.max_by_key(|(mount, _)| mount.container.components().count());
-        match nearest {
+        let nearest = mounted.max_by_key(|(mount, _)| depth(&mount.container));
+        let others = self.other_mounts.iter();
+        let others = others.filter(|mount| file.starts_with(mount)).map(depth);
+        let hidden = others.max();
+        match nearest.filter(|(mount, _)| hidden < Some(depth(&mount.container))) {
             // Joining an empty path would append a separator to that of a mounted file.
             Some((mount, below)) if below == Path::new("") => mount.host.clone(),
             Some((mount, below)) => mount.host.join(below),
@@ -222,8 +231,8 @@ impl StaticPod {
     }
 }
 
-/// Returns the hostPath volumes that a container mounts as a whole.
-fn first_mounts(pod: &Value, container: &Value) -> Vec<HostMount> {
+/// Returns the hostPath volumes that a container mounts as a whole, and the paths in it of its other mounts.
+fn first_mounts(pod: &Value, container: &Value) -> (Vec<HostMount>, Vec<PathBuf>) {
     let volumes = pod.pointer("/spec/volumes").and_then(Value::as_array);
     let host = |name: &str| {
         let mut volumes = volumes.into_iter().flatten();
@@ -231,17 +240,22 @@ fn first_mounts(pod: &Value, container: &Value) -> Vec<HostMount> {
         volume.pointer("/hostPath/path").and_then(Value::as_str)
     };
     let mounts = container.get("volumeMounts").and_then(Value::as_array);
-    let mounts = mounts.into_iter().flatten();
-    mounts
-        .filter(|mount| mount.get("subPath").is_none() && mount.get("subPathExpr").is_none())
-        .filter_map(|mount| {
-            let text = |field: &str| mount.get(field).and_then(Value::as_str);
-            Some(HostMount {
-                host: host(text("name")?)?.into(),
-                container: text("mountPath")?.into(),
-            })
-        })
-        .collect()
+    let (mut whole, mut others) = (Vec::new(), Vec::new());
+    for mount in mounts.into_iter().flatten() {
+        let text = |field: &str| mount.get(field).and_then(Value::as_str);
+        let Some(container) = text("mountPath").map(PathBuf::from) else {
+            continue;
+        };
+        let is_part = mount.get("subPath").is_some() || mount.get("subPathExpr").is_some();
+        match text("name").and_then(host).filter(|_| !is_part) {
+            Some(host) => whole.push(HostMount {
+                host: host.into(),
+                container,
+            }),
+            None => others.push(container),
+        }
+    }
+    (whole, others)
 }
 
 /// Returns the paths of hostPath volumes that a container mounts.
@@ -274,11 +288,12 @@ mod tests {
 spec:
   containers:
   - name: a
-    volumeMounts: [{name: pki, mountPath: /pki}, {name: keys, mountPath: /pki/keys}, {name: file, mountPath: /ca.crt}]
+    volumeMounts: [{name: pki, mountPath: /pki}, {name: keys, mountPath: /pki/keys}, {name: file, mountPath: /ca.crt}, {name: made, mountPath: /pki/made}, {name: pki, mountPath: /pki/part, subPath: a}, {name: keys, mountPath: /pki/made/keys}]
   volumes:
   - {name: pki, hostPath: {path: /etc/kubernetes/pki/}}
   - {name: keys, hostPath: {path: /srv/keys}}
   - {name: file, hostPath: {path: /srv/ca.crt}}
+  - {name: made, emptyDir: {}}
 ";
         let pod = StaticPod::parse(PathBuf::new(), text.as_bytes()).unwrap();
         for (seen, expected) in [
@@ -286,6 +301,9 @@ spec:
             ("/pki/keys/sa.pub", "/srv/keys/sa.pub"),
             ("/ca.crt", "/srv/ca.crt"),
             ("/pki2/ca.crt", "/pki2/ca.crt"),
+            ("/pki/made/sa.pub", "/pki/made/sa.pub"),
+            ("/pki/part/sa.pub", "/pki/part/sa.pub"),
+            ("/pki/made/keys/sa.pub", "/srv/keys/sa.pub"),
         ] {
             let found = pod.on_node(Path::new(seen));
             assert_eq!(found.as_os_str(), expected);
