@@ -2,7 +2,7 @@
 //!
 //! [`judge`](super::judge) decides about phases. Files are written through `store` only.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ use crate::process::failpoint;
 use crate::spec::{BundleCopy, BundleSpec};
 use crate::store::{
     AuditEvent, AuditRecord, AuthorityChange, Commit, FormerContents, FormerTrust, Mode, NodeRoot,
-    RequestPhase, Restart, RestartState, RotationSteps, Slot,
+    RequestPhase, RequestRecord, Restart, RestartState, RotationSteps, Slot,
 };
 use crate::x509::{
     AuthorityCrls, Certificate, Chain, RevocationList, TrustBundle, certificates_of,
@@ -58,6 +58,20 @@ struct RewrittenKubeconfig {
     former: FormerContents,
     /// Text after the change.
     text: Zeroizing<Vec<u8>>,
+}
+
+/// Returns the rank of a certificate for a rehearsal, which uses and discards its pending request: the first of the lowest
+/// rank is requested. `ticket` is that of the pending request.
+fn rehearsal_rank(ticket: Option<Option<&RequestRecord>>) -> u8 {
+    match ticket {
+        // An earlier rehearsal continues.
+        Some(Some(ticket)) if ticket.is_proof && ticket.phase != RequestPhase::Answered => 0,
+        None => 1,
+        // An answer that is kept until the activation.
+        Some(Some(ticket)) if ticket.phase == RequestPhase::Answered => 3,
+        // A renewal, for which a person may have to decide again.
+        Some(_) => 2,
+    }
 }
 
 /// Refuses a single step during a rotation of the whole cluster, whose daemons would revert it.
@@ -176,20 +190,15 @@ impl<'a> ChangeStep<'a> {
         progress: &dyn Progress,
     ) -> Result<(), Failure> {
         let authority = self.order.authority;
-        let tickets = self.root.tickets()?.into_iter();
-        let answered: BTreeSet<Slot> = tickets
-            .filter(|(_, ticket)| {
-                let phase = ticket.as_ref().map(|ticket| ticket.phase);
-                phase == Some(RequestPhase::Answered)
-            })
-            .map(|(slot, _)| slot)
-            .collect();
+        let tickets: BTreeMap<Slot, Option<RequestRecord>> =
+            self.root.tickets()?.into_iter().collect();
         let certs = self.survey.certs.iter();
-        let mut certs = certs.filter(|cert| cert.spec.authority() == authority);
-        // A rehearsal would set aside an answer that is kept until the activation.
-        let is_unanswered =
-            |cert: &&SurveyedCert| !answered.contains(&Slot::Certificate(cert.spec.name()));
-        let Some(cert) = certs.clone().find(is_unanswered).or_else(|| certs.next()) else {
+        let certs = certs.filter(|cert| cert.spec.authority() == authority);
+        let rank = |cert: &&SurveyedCert| {
+            let ticket = tickets.get(&Slot::Certificate(cert.spec.name()));
+            rehearsal_rank(ticket.map(Option::as_ref))
+        };
+        let Some(cert) = certs.min_by_key(rank) else {
             return Ok(());
         };
         let trust = TrustBundle::from_certificates(vec![ca.clone()])
@@ -600,5 +609,30 @@ impl<'a> ChangeStep<'a> {
             report: AuthorityReport::of(&self.evidence, now),
             is_incomplete: false,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rehearses_with_earlier_rehearsal_or_certificate_without_request() {
+        let ticket = |is_proof, phase| RequestRecord {
+            is_proof,
+            phase,
+            ..RequestRecord::ready("id", "signer", "exec", "config")
+        };
+        let [waits, answered] = [RequestPhase::Requested, RequestPhase::Answered];
+        let (rehearsal, renewal) = (ticket(true, waits), ticket(false, waits));
+        let kept = ticket(false, answered);
+        let ranks = [
+            Some(Some(&rehearsal)),
+            None,
+            Some(Some(&renewal)),
+            Some(None),
+            Some(Some(&kept)),
+        ];
+        assert_eq!(ranks.map(rehearsal_rank), [0, 1, 2, 2, 3]);
     }
 }
