@@ -91,6 +91,7 @@ impl KubeletFiles<'_> {
 
         let (link, found) = (self.store.link(), self.store.on_disk.pem.as_ref());
         let mut former = self.store.target();
+        // A file in the place of the link has no other name to which a rollback could link.
         if let (None, Some(found)) = (&former, found) {
             let (_, path) = names.next(now)?;
             commit.file(path.clone(), found.clone(), Mode::Private);

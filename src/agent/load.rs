@@ -190,6 +190,7 @@ pub async fn load_joining(
     let documents = kubeadm::load(&known.sources);
     let mut fetched = false;
     if asks_cluster(&known.settings, &documents) {
+        // A later run may have no valid bootstrap token any more: with the CA on the node, the kept copy suffices.
         let given = match known.kept.take() {
             Some(kept) if has_authority(root, &known.over(&kept))? => kept,
             kept => cluster.configuration(kept).await?,
@@ -199,6 +200,7 @@ pub async fn load_joining(
     } else if takes_from_cluster(&known.settings, &documents) {
         fetched = learn_as_worker(root, inputs, &mut known, &cluster).await?;
     }
+    // Before the first key is generated, since a key in place is replaced only at its renewal.
     known.learn_policy(root, inputs, Some(&cluster)).await;
     if known.lacks_server() {
         cluster.api().await?;

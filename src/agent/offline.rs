@@ -103,6 +103,7 @@ pub async fn export_requests<W: FnOnce() -> Result<Option<PathBuf>, Failure>>(
     let pending = outstanding(&store, clock)?.into_iter();
     let write = admit(&requests, pending.map(|pending| pending.key).collect())?;
     setup.keep_record(&store, &survey)?;
+    // Only now, as a refused export changes nothing.
     run.set_outdated_aside()?;
     for (order, prepared) in &mut made {
         prepared.keep(&context, order)?;
@@ -253,6 +254,7 @@ pub async fn import_answers(
         }
     }
     answer_from_files(&mut setup, offline);
+    // All answers are here: a certificate that is missing does not arrive during the run.
     setup.wait = Duration::ZERO;
     bootstrap_in(&mut store, notes, &setup, clock, progress, imported).await
 }

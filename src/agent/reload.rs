@@ -372,6 +372,7 @@ impl Run<'_> {
         let Some(pod) = self.probe.pod(component)? else {
             return Ok(None);
         };
+        // The component uses another file, so that it never serves this certificate.
         if pod.flag(pair_flag) != certificate.to_str() {
             return Ok(None);
         }

@@ -95,6 +95,7 @@ pub async fn renew(
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<Renewed, Failure> {
+    // Even if nothing is due, the next run has to finish what an interrupted one has decided.
     if !root.has_unfinished()? {
         let survey = planned_renewal(root, setup, scope, clock())?;
         if !has_work(&survey) {

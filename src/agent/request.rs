@@ -136,6 +136,7 @@ pub(super) async fn obtain(
     }
     let PreparedRequest { key, answer, .. } = prepared;
     let request = order.request(context, prepared.csr);
+    // One that does not verify any more is requested again: the plan or the CA may have changed since it was kept.
     if let Some(answer) = answer
         && let Ok(verified) = verified(&answer, context, issuance, &key)
     {
@@ -322,6 +323,7 @@ impl CertificateExchange<'_> {
             answer,
             &circumstances,
         );
+        // With a certificate to install and no slot yet, a later run would have nothing to continue.
         if self.is_kept || !is_installed_next(&step) {
             if !self.is_kept {
                 self.keep()?;

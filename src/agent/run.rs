@@ -513,6 +513,7 @@ impl<'a> RequestRun<'a> {
         )?;
         loop {
             let made = tokio::select! {
+                // A finished key first, so that its request is sent before an answer to another one is processed.
                 biased;
                 Some(made) = keys.next() => made,
                 Some((name, outcome)) = requests.next() => {

@@ -106,9 +106,11 @@ pub fn survey(
     {
         survey.protect_service_account_key(state, spec)?;
     }
+    // Before the decision, which replaces a revoked certificate.
     survey.read_revocations(state)?;
     survey.decide(&BTreeMap::new(), now);
     survey.refuse_certs();
+    // After the faults of certificates and bundles: a replaced CA explains them, and its refusal takes their place.
     survey.judge_authorities(state.root(), trust, provided, now);
     survey.note_shared_authorities(|_| None);
     if let Some(spec) = &plan.service_account {

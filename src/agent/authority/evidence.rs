@@ -67,6 +67,7 @@ pub fn read(
     let spec = spec(setup, authority)?;
     let shown = |path: &Path| root.on_this_machine(path).display().to_string();
     let bundle = match survey.bundles.iter().find(|one| one.spec.path == spec.path) {
+        // A bundle of the settings or of the cluster is not what the components of this node have loaded.
         Some(found) if found.in_place => &found.found,
         _ => &Observed::Absent,
     };

@@ -364,6 +364,8 @@ impl Evidence {
                 bundle.insert(0, ca.clone());
             }
             TrustPart::Remove(ca) => {
+                // With the old root, the CAs below it that the change has recorded: under them, its certificates would
+                // still verify.
                 let below = self.bundle.iter().filter(|one| {
                     ca == old && change.old.contains(&fingerprint(one)) && *one != ca
                 });

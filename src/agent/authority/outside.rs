@@ -197,6 +197,7 @@ async fn older_workloads(
             owner_references,
         } = pod.metadata;
         let owner = owner_references.into_iter().next();
+        // A Deployment owns its Pods through a ReplicaSet.
         let owner = owner.map(|owner| {
             let deployment = owners.get(&(namespace.clone(), owner.name.clone()));
             match deployment {

@@ -384,6 +384,7 @@ impl Follower {
             return Ok(());
         }
         let rollbacks = own.rollbacks;
+        // A component that was just rolled back would fail again: like a failed part, it gets its next attempt later.
         if !rollbacks.is_empty() && !self.failed.contains_key(&subject) {
             let failure = Failure::with_messages(ExitCode::Pending, rollbacks);
             self.fail(rotation, failure, now, followed);
@@ -403,9 +404,11 @@ impl Follower {
         let order = StepOrder {
             authority,
             dry_run: false,
+            // The leader has compared the proofs of the other nodes before it wrote this phase.
             peers: Peers::default(),
             kubeconfig: None,
             rotation: Some(phase),
+            // `authority rotate` has required the statement, for the whole cluster.
             components_verify: true,
         };
         match take(
@@ -563,6 +566,7 @@ async fn take(
     match part {
         Some(NodeStep::Trust(sha256)) => {
             let (ca, which) = named(sha256)?;
+            // An undo trusts the old CA again, which was in use on every node.
             if which == "new" {
                 let offer = step.evidence.admit(std::slice::from_ref(ca), now);
                 offer.map_err(refused)?;
@@ -579,9 +583,12 @@ async fn take(
         Some(NodeStep::Reissue(sha256)) => {
             let (ca, which) = named(sha256)?;
             let target = target(&step, TrustPart::Lead(ca));
+            // A CA certificate that was renewed with its key and subject verifies the same signatures, so that a rehearsal would
+            // prove nothing.
             let is_renewal = both.old.public_key() == both.new.public_key()
                 && both.old.subject() == both.new.subject();
             if step.evidence.bundle.first() != Some(ca) && !is_renewal {
+                // Before the order changes: from then on, certificates of a signer that still has the other CA are refused.
                 step.rehearse(ca, which, clock, progress).await?;
             }
             step.put_in_place(&target, false, clock)?;
@@ -598,6 +605,7 @@ async fn take(
         }
         Some(NodeStep::Restart) | None => {
             let mut target = target(&step, TrustPart::Add(&both.new));
+            // Only the record changes: the files meet the requirements of the phase already.
             target.bundle.clone_from(&step.evidence.bundle);
             if !rotation.phase.trusts_both() {
                 target.change = None;

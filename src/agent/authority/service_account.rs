@@ -336,11 +336,13 @@ pub(super) fn take(
 ) -> Result<PairChange, Failure> {
     let spec = spec(setup)?;
     let trouble = flag_trouble(&setup.state(root), spec);
+    // The record of a phase replaces no file, so that the file which a flag names does not matter.
     if part.is_some() && !trouble.is_empty() {
         return Err(Failure::with_messages(ExitCode::Refused, trouble));
     }
     let (mut store, _) = agent::open_store(root, setup, "authority", clock)?;
     let now = clock();
+    // Read under the lock, as another run may just have replaced the pair.
     let pair = PresentPair::read(root, spec)?;
     let mut steps = root.rotation_steps()?;
     let mut commit = Commit::new();
@@ -368,6 +370,7 @@ pub(super) fn take(
         }
         Some(NodeStep::Remove(sha256)) => {
             let key = named(rotation, sha256)?;
+            // kube-apiserver verifies with sa.pub, and would refuse every token that this node signs.
             if *pair.private.public_key() == key {
                 return Err(refused(format!(
                     "{} is the key sha256:{sha256}",

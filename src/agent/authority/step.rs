@@ -379,6 +379,8 @@ impl<'a> ChangeStep<'a> {
             former.files.extend(self.former_file(&self.spec.path)?);
             let pem: String = target.bundle.iter().map(Certificate::to_pem).collect();
             commit.file(self.spec.path.clone(), pem.into_bytes(), Mode::Public);
+            // Only kubeadm and nodepki read the order, of which the first certificate is the CA: no component is restarted
+            // for it.
             if trust_changes {
                 commit.change(ReplacedFile::Bundle(authority), self.spec.path.clone(), now);
             }
@@ -403,6 +405,7 @@ impl<'a> ChangeStep<'a> {
             }
             actions.push(format!("{path} contains the same certificates"));
         }
+        // Kubeconfigs contain only the CA of kube-apiserver.
         if authority == Authority::Ca {
             for (name, path) in evidence::kubeconfigs() {
                 let Some(rewritten) = self.kubeconfig(&path, target)? else {
@@ -422,6 +425,7 @@ impl<'a> ChangeStep<'a> {
         if !target.dropped.is_empty() {
             let dropped = self.drop_revocation_lists(target, &mut commit)?;
             if !dropped.is_empty() {
+                // A rollback trusts the former CA again, and needs its lists.
                 let path = &self.spec.crl_path;
                 former.files.extend(self.former_file(path)?);
                 former

@@ -171,6 +171,7 @@ impl RequestDesk {
                 .await;
             match written {
                 Ok(_) => return Ok(listed),
+                // The decision was about another version of the request, which is read and judged again.
                 Err(ApiError::Refused(status)) if status.is_conflict() => {}
                 Err(error) => {
                     let doing = format!("deciding about the CertificateSigningRequest {name}");

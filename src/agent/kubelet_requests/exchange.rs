@@ -230,6 +230,7 @@ impl KubeletExchange<'_> {
         let way_out = format!("delete the {kind} {}", self.record.object);
         let circumstances = Circumstances {
             now: self.signing.now(),
+            // The queue repeats the call later.
             time_left: Duration::ZERO,
             resubmit: self.signing.signer.caps().resubmit,
             can_exchange: false,

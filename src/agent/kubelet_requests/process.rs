@@ -119,6 +119,7 @@ impl Signing {
                 return Ok(self.vanished(work).await);
             }
             let decision = self.decide(&request).await?;
+            // The reads take time, in which another node may have become the leader.
             if !tenure.lasts() {
                 return Ok(later(work, RETRY_INTERVAL));
             }
@@ -416,6 +417,7 @@ impl Signing {
                 return Err(later(work, LOCAL_RETRY_INTERVAL));
             }
         };
+        // Another node may lead by now, and asks the signer about the same request.
         if !tenure.lasts() {
             return Err(later(work, RETRY_INTERVAL));
         }

@@ -370,6 +370,7 @@ impl RequestQueue {
             self.finished.push_back((now, work.uid.clone()));
             self.finished_uids.insert(work.uid.clone());
         }
+        // What it waits for may have happened while it was processed.
         if let WorkResult::Wait { wait, .. } = &result
             && self.missed(&work.uid, wait)
         {

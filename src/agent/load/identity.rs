@@ -304,6 +304,7 @@ impl Recorded {
         let is_recorded = recorded == Some(name);
         let is_computed = computed.as_ref() == Some(name);
         let own_count = own_sources.len() + usize::from(is_recorded) + usize::from(is_computed);
+        // One file with the name of another node, such as a copied certificate, must not make a named node doubt its own.
         let is_majority = own_count > others.len();
         let mut note = None;
         if is_binding && wanted.names_node && is_majority && !others.is_empty() {

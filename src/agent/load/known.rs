@@ -361,6 +361,7 @@ impl KnownConfiguration {
             rules: self.cluster_policy.warning.clone(),
             blocks: self.settings.cluster_policy.required
                 && !self.cluster_policy.is_known()
+                // No cluster exists yet that could report a policy.
                 && !self.is_first_of_cluster(),
             algorithm: self.unknown_cluster.clone(),
         };

@@ -73,6 +73,8 @@ impl RunningNode {
             }
             node::role::NodeRole::ControlPlane => KubeadmRole::Join,
         };
+        // nodepki writes kubeconfigs before kubeadm runs. The manifests and the configuration of the kubelet are written by
+        // kubeadm.
         let is_set_up = has_manifest || is_member || state.exists(KUBELET_CONFIGURATION);
         let [etcd_certificate, _] = state.layout().pair(CertName::EtcdServer);
         let name = kubelet_name(state)

@@ -40,6 +40,7 @@ pub(crate) fn open_signers(
         let Some((name, config)) = settings.signer_of(authority) else {
             continue;
         };
+        // One object for all its authorities: they share its login, whose credential may be of one use.
         let signer = match opened.get(name) {
             Some(signer) => Rc::clone(signer),
             None => {

@@ -82,6 +82,7 @@ impl RestartLease {
             let attempted = Instant::now();
             match self.lock.attempt().await.map_err(unknown)? {
                 LeaseHolder::This => {
+                    // By the time before the request: the API server may have stored the renewal at any moment since.
                     self.renewed.set(Some(attempted));
                     return Ok(());
                 }

@@ -389,9 +389,11 @@ impl Run<'_> {
                 && !left.is_empty()
                 && let Some(lease) = lease.filter(|lease| lease.is_lost())
             {
+                // The wait for the Lease may take as long as the restarts of another node, and other runs need the lock.
                 self.release_lock();
                 match lease.take_again(self.max_wait()).await {
                     Ok(()) => {
+                        // Without the lock, another run may have restarted some of them.
                         left = self.still_due(left.into()).await?.into();
                         // Another node may have restarted components meanwhile.
                         stopped = self.await_health(disturbs_etcd(&left)).await.err();

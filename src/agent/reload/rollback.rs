@@ -52,6 +52,7 @@ impl Run<'_> {
             self.record_restored(&causes, &mut commit);
         }
         let mut recorded = Restart {
+            // The files that it would go back to are in place now.
             previous: Vec::new(),
             state: RestartState::RolledBack { why: why.clone() },
             ..restart.clone()
@@ -64,6 +65,7 @@ impl Run<'_> {
             }
             again = self.roll_back_step(step, component, &old, &mut commit)?;
         }
+        // In the commit of the files: a run that is killed during the restart must not try the new files again.
         commit.restart(recorded.clone());
         let restored = if old.is_empty() && step.is_none() {
             self.commit(commit).await?;

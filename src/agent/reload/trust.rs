@@ -66,10 +66,12 @@ impl Run<'_> {
             commit.file(file.path.clone(), file.contents.clone(), mode);
         }
         for trusted in &former.kubeconfigs {
+            // The same commit restores this file for the component, and one commit writes one text to a path.
             let found = match old.iter().find(|file| file.path == trusted.path) {
                 Some(file) => Some(file.contents.clone()),
                 None => root.read(&trusted.path)?.map(|content| content.bytes),
             };
+            // Only the CA data: the client certificate in it may have been renewed since the step.
             let text = found.and_then(|found| with_authority(&found, &trusted.contents));
             if let Some(text) = text {
                 commit.file(trusted.path.clone(), text, Mode::Private);
@@ -92,6 +94,7 @@ impl Run<'_> {
             let recorded = restarts.iter().find(|one| one.component == *component);
             match recorded {
                 None if !self.may_run(*component) => {}
+                // It was restarted since the step, and uses files that are no longer in place.
                 None => {
                     let causes = step.changes.iter().copied();
                     let causes = causes.filter(|cause| {
@@ -111,6 +114,7 @@ impl Run<'_> {
                         && !step.due_before.contains(component)
                         && self.begun != Some(*component) =>
                 {
+                    // It was due for this step only, and still works with the files that are restored.
                     commit.restarted(*component);
                     self.spared.push(*component);
                 }

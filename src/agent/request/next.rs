@@ -217,6 +217,7 @@ pub(in crate::agent) fn next<C>(
             Err(Unsigned::failed(forbidden(circumstances)))
         }
         Ok(Answer::Gone) => {
+            // A later run must not poll with a reference that the signer does not know.
             record.handle = None;
             return submit_again(if circumstances.can_exchange {
                 SignerCall::Renew

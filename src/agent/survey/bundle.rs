@@ -184,6 +184,7 @@ fn find_bundle(
     let authority = spec.authority;
     let mut refused = Vec::new();
     let mut file = state.file(&spec.path);
+    // The kubelet creates an empty file for a missing hostPath (`FileOrCreate`), which is not a CA in place.
     let mut in_place = file.bytes()?.is_some_and(|bytes| !bytes.is_empty());
     let configured = source.file.as_ref().and_then(|configured| {
         let other = configured.other_than(state, &spec.path)?;
@@ -213,6 +214,7 @@ fn find_bundle(
         (Observed::Absent | Observed::Empty, Some(handed)) => {
             found = Observed::Present(handed.bundle.clone());
         }
+        // During a change of the CA in the cluster: until kubeadm has run, no component of this node depends on the file.
         (Observed::Present(trusted), Some(handed)) if handed.replaces(trusted) => {
             found = Observed::Present(handed.bundle.clone());
             in_place = false;

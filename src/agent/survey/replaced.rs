@@ -67,6 +67,7 @@ impl Survey {
                 is_confirmed: is_activated || is_pinned || is_handed_over,
             });
         }
+        // All files together, since the old CA of one may be in the file of another.
         let mut replaced_cas = assess::replaced_among(&files);
         let mut refused = Vec::new();
         for (place, bundle) in self.bundles.iter().enumerate() {

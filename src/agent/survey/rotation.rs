@@ -62,6 +62,7 @@ impl Survey {
             let fingerprint = hex(&chain.leaf().fingerprint());
             let recorded = issued
                 .get(&cert.spec.name())
+                // Another program may have replaced the certificate since.
                 .filter(|issued| issued.sha256 == fingerprint)
                 .map(|issued| issued.at);
             let authority = cert.spec.authority();
