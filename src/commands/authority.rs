@@ -227,6 +227,7 @@ impl AuthorityCommand {
         };
         let mut outcome = outcome?;
         if !order.dry_run {
+            // The next step requires that the components work with the files of this one.
             let settle = authority::settle(&root, &loaded, outcome, now, &terminal);
             outcome = runtime.block_on(terminal.during(settle))?;
         }

@@ -112,6 +112,7 @@ impl InitArgs {
                 .map(|url| ("server".to_owned(), url.clone())),
         );
         let unusable = |error: skeleton::BadValue| Failure::new(ExitCode::Usage, error.to_string());
+        // Before the first question: an argument that is not usable ends the command.
         skeleton.verify(&values).map_err(unusable)?;
         let starts_nothing = target.is_image(&root) && skeleton.starts_program();
         if starts_nothing {

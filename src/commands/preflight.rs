@@ -289,6 +289,7 @@ fn separate_authorities(survey: &Survey, examined: &Examination) -> Vec<Prefligh
     let bundles: Vec<(Authority, &TrustBundle, String)> = survey
         .bundles
         .iter()
+        // A replaced CA is refused by a check of its own.
         .filter(|bundle| !bundle.is_replaced())
         .filter_map(|bundle| {
             let authority = bundle.spec.authority;

@@ -156,6 +156,7 @@ pub(super) fn rotate(
             let order = command::start(root, &loaded, authority, &new, excluded, held, now())?;
             (order, None)
         }
+        // Alone, --exclude is for the rotation in progress, which then continues without these nodes.
         (RotationSubject::ServiceAccount, None)
             if excluded.is_empty()
                 || token_lifetime.is_some()

@@ -86,6 +86,7 @@ pub(super) async fn apply(
                 (RowAction::Created, Vec::new())
             }
             SecretChange::Update { object, reasons } => {
+                // The object has the resourceVersion that was read: a later change by another client is a conflict.
                 let updated = api
                     .replace(&SECRET, Some(namespace), &name, &object.0)
                     .await;

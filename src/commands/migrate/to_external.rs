@@ -76,6 +76,7 @@ pub(super) async fn to_external(
         KeyRemoval::Abandon,
         clock,
     )?;
+    // Another run may have changed the files before this one had the lock.
     let mut work = examine(root, setup, wish, clock())?;
     work.removed_before |= is_removal;
     let Proven {
@@ -93,6 +94,7 @@ pub(super) async fn to_external(
             "whether the signers sign was not proven, because of --skip-signing-proof".to_owned(),
         );
     } else {
+        // Last, since it costs a signature, for which a person may have to decide.
         prove_signing(&mut store, setup, &survey, &mut report, clock, progress).await;
         if !report.unproven.is_empty() {
             return Ok(report);
@@ -102,6 +104,7 @@ pub(super) async fn to_external(
     let written = backup.write(&BackupOrigin::Node(&setup.identity), &keys, now)?;
     failpoint::reached("migrate:backed-up");
     let mut commit = Commit::new();
+    // Recovery has no passphrase: by the digest of this file it decides whether it may remove the remaining keys.
     commit.backed_up_in(written);
     for (authority, ours) in &keys {
         if let Some(spec) = setup.plan.bundle(*authority) {
@@ -110,6 +113,7 @@ pub(super) async fn to_external(
     }
     let committed = store.commit(commit)?;
     failpoint::reached("migrate:committed");
+    // From now on the backup is the only copy: it is read again while this process still has the keys.
     if let Some(why) = backup.lost(&keys) {
         return Err(restore_keys(&mut store, setup, &keys, backup, &why));
     }
@@ -288,6 +292,7 @@ async fn prove(
             });
             let certificates =
                 selected.filter_map(|one| Some((one.spec.authority, one.found.present()?)));
+            // There is nothing to write any more: the backup of the run that removed the keys is verified.
             backup.prove_earlier(certificates, "this node", &mut report)?;
         }
         return Ok(Proven {
@@ -297,6 +302,7 @@ async fn prove(
             now: clock(),
         });
     }
+    // By a clock that is behind, the certificates would not be valid yet.
     let (now, note) = agent::wait_for_plausible_clock(setup, &mut survey, clock, progress).await?;
     report.notes.extend(note);
     for message in &survey.refusals {

@@ -96,6 +96,7 @@ pub(super) async fn to_external(
         rotated: BTreeMap::new(),
         state: None,
     };
+    // Without a server, the removal has been refused already.
     if order.endpoint.is_some() {
         let setup = load_setup(&order)?;
         for (authority, entries) in &entries {
@@ -105,6 +106,7 @@ pub(super) async fn to_external(
     if let Some(backup) = &wish.backup {
         let misplaced = match backup.misplaced_below(wish.root, [])? {
             Some(why) => Some(why),
+            // Unlike those of a node, keys in a cluster outlast this machine.
             None => backup.is_lost_at_shutdown()?,
         };
         backup.prove(misplaced, &keys, &mut report);
@@ -137,6 +139,7 @@ pub(super) async fn to_external(
         backup: written,
         authorities: authorities.collect(),
     };
+    // Before the first Secret is changed: afterwards no Secret shows which file contains all keys.
     removal.write(&state)?;
     remove_keys(wish, &state, &entries, found, clock, &mut report).await?;
     if let Some(why) = backup.lost(&keys) {
@@ -269,6 +272,7 @@ fn find_keys(
         for entry in KEY_ENTRIES {
             let location = SecretEntry::new(&wish.target, purpose, entry);
             let key = match KeyEntry::read(object, entry) {
+                // The key of the etcd client CA stays, since the controllers sign with it.
                 KeyEntry::Free | KeyEntry::OfEtcdClients => continue,
                 KeyEntry::Other(why) => {
                     report.refuse(format!(
@@ -505,6 +509,7 @@ async fn restore_keys(
     );
     let restored = async {
         let purposes = keys.keys().map(|authority| Purpose::of(*authority));
+        // The API server refuses a write to a version that the removal has replaced.
         let found = apply::read(wish.api, &wish.target, purposes).await?;
         for (purpose, mut object) in found {
             let authority = purpose.authority();

@@ -88,6 +88,7 @@ pub(super) async fn to_internal(
             data.insert(KEY_ENTRY.to_owned(), content);
         }
         replace(wish.api, &wish.target, purpose, &object).await?;
+        // One entry for each Secret, so that an interruption leaves none of the restored keys without one.
         let records = keys_records(std::iter::once(authority), KEYS_RESTORED);
         audit::append(&state, clock(), &records);
         failpoint::reached("migrate:committed");
@@ -128,6 +129,7 @@ fn compare(
         }
         is_used = true;
         let authority = purpose.authority();
+        // Several backups may contain the same key.
         if report
             .authorities
             .iter()

@@ -58,6 +58,7 @@ pub(super) fn init(picture: &Picture) -> Vec<CheckNote> {
         return notes;
     }
     let severity = match (&picture.configuration.node, &picture.apiserver) {
+        // kubeadm init has run, and reads these files only if it is repeated.
         (_, Some(_)) => FindingSeverity::Info,
         (Some(node), None) if node.role == KubeadmRole::Init => FindingSeverity::Error,
         // kubeadm join checks no kubeconfig.
