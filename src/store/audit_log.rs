@@ -291,6 +291,7 @@ impl<'a> LockedLog<'a> {
         let mut head = tail.head.unwrap_or_else(AuditHead::empty);
         let mut bytes = Vec::new();
         let torn = tail.torn.map(|torn| {
+            // The torn bytes stay as evidence, and the next entry begins on a line of its own.
             if !tail.ends_with_newline {
                 bytes.push(b'\n');
             }

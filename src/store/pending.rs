@@ -299,6 +299,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let name = OsStr::new(slot.as_str());
         let (pending, made) = self.state.make_dir(OsStr::new(PENDING), 0o700)?;
+        // A crash must not lose the directory of the slot either.
         if made && durability == Durability::Synced {
             self.state.sync()?;
         }
@@ -505,6 +506,7 @@ fn read_slot(
         dir.read(file, READ_LIMIT)
             .map(|found| found.map(|content| content.bytes))
     };
+    // Only the key cannot be made again: without it, no certificate for the request could be used.
     let key_pem = match read(KEY)? {
         Some(key) if is_complete_pem(&key) => key,
         Some(_) => return Ok(Err("its key is torn")),
@@ -525,6 +527,7 @@ fn read_slot(
         Some(json) => match TICKET.parse(&json, dir.path().join(TICKET.name)) {
             Ok(ticket) => Ok(ticket),
             Err(StoreError::Damaged { source, .. }) => Err(source.to_string()),
+            // A newer format is not damage: the request of a newer nodepki must not be made again.
             Err(error) => return Err(error),
         },
     };

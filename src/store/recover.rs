@@ -106,6 +106,7 @@ impl Locked {
         };
         let journal = Journal::load(&store.root, &store.state)?;
         let staging = StagingRecord::load(&store.state)?;
+        // Both records are checked before either is followed: the state directory may be that of another system.
         if let Some(journal) = &journal {
             known.check_journal(&store.root, &store.state, journal)?;
         }

@@ -174,12 +174,14 @@ impl Transaction {
             return Ok(());
         };
         let same_contents = found.bytes == bytes;
+        // The kubelet creates an empty file for a missing hostPath (`FileOrCreate`), which is not a file of another origin.
         if !same_contents && !overwrite && !found.bytes.is_empty() {
             return Err(StoreError::obstacle(found.path, PathObstacle::Differs));
         }
         let bits = mode.replacing(&found.metadata);
         let same_mode = bits == found.metadata.mode;
         let is_tightened = found.metadata.mode & !bits != 0;
+        // An empty file has exposed nothing.
         if is_tightened && found.metadata.size > 0 {
             self.outcome.notes.push(StoreNote::Tightened {
                 path: found.path.clone(),
@@ -189,6 +191,8 @@ impl Transaction {
         }
         let same_group = mode.group().is_none_or(|group| group == found.metadata.gid);
         if same_contents && same_mode && same_group {
+            // In the journal too: after a crash, a group is left as a whole if another process has replaced one of its
+            // files.
             self.kept.push(KeptFile {
                 sha256: sha256(&found.bytes),
                 path,

@@ -213,6 +213,7 @@ impl NodeRoot {
             match name.as_encoded_bytes() {
                 b"/" => passed.truncate(1),
                 b".." if passed.len() > 1 => drop(passed.pop()),
+                // Above the root is the root itself, as for the kernel.
                 b"." | b".." => {}
                 _ => {
                     let found = dir.metadata(&name)?;
@@ -230,6 +231,7 @@ impl NodeRoot {
                                 return Err(StoreError::obstacle(here, PathObstacle::Loop));
                             }
                             let Some((link, target)) = dir.read_link(&name)? else {
+                                // The link was replaced between the two calls.
                                 return Err(dir.error("follow", &name, Errno::EAGAIN));
                             };
                             visit(&here, &link)?;

@@ -137,6 +137,7 @@ impl<'a> ChainVerifier<'a> {
 
     fn entry(&mut self, line: usize, entry: &AuditEntry, sha256: &str) {
         self.verify_tear(line, entry);
+        // The oldest files are pruned: an entry says which one was the last of them.
         if self.result.entries == 0 && entry.seq > 1 {
             self.before_first = Some(AuditHead {
                 seq: entry.seq - 1,
