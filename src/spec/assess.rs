@@ -148,6 +148,7 @@ fn assess_content(
     let (mut differences, mut notes) =
         differences(spec, found, chain, key.public_key(), trust, now);
     let waits = spec.on_policy_change == OnPolicyChange::NextRenewal
+        // A revoked certificate is replaced in any case, and the new one follows the policy.
         && found.revoked.is_none()
         && differences.iter().all(is_of_policy);
     let at_renewal = if waits {
@@ -235,6 +236,7 @@ fn differences(
     let mut reasons = Vec::new();
     for difference in remaining {
         match difference {
+            // It verifies under another CA of the bundle, and is replaced only once a change to the first one is activated.
             CertDifference::NotUnderFirst { .. }
                 if spec.authority_change != AuthorityProgress::Activated =>
             {

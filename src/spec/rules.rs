@@ -305,6 +305,7 @@ impl RuleInputs<'_> {
                     one("kube-apiserver-etcd-client", Some(SYSTEM_MASTERS)),
                 ]
             }
+            // super-admin.conf, and the group kubeadm:cluster-admins for admin.conf, exist since 1.29.
             CertName::AdminConf if self.before(1, 29) => {
                 vec![one("kubernetes-admin", Some(SYSTEM_MASTERS))]
             }
@@ -315,6 +316,7 @@ impl RuleInputs<'_> {
                 ]
             }
             CertName::SuperAdminConf => vec![one("kubernetes-super-admin", Some(SYSTEM_MASTERS))],
+            // The API server identifies a node by user name and group together (`pkg/auth/nodeidentifier/default.go`).
             CertName::KubeletConf | CertName::KubeletServing => vec![one(
                 &format!("system:node:{node_name}"),
                 Some("system:nodes"),

@@ -116,6 +116,7 @@ pub fn decide(case: CertCase<'_>, mode: DecisionMode<'_>, now: OffsetDateTime) -
     let mut decision = schedule_action(action, case.age.filter(|_| serves), rules, now);
     // A change of the CA waits for this certificate, however long the old one is valid.
     decision.urgent |= demand == RenewalCause::AuthorityChanged;
+    // `--force` is for keys that may be compromised.
     decision.keep_key = demand != RenewalCause::Forced
         && (!rotation.rekey || same_key_only)
         && found.has_good_key(spec.requested.profile.key);

@@ -133,6 +133,7 @@ pub(super) fn schedule_action(
         Action::Rewrite { .. } => (Vec::new(), Vec::new()),
     };
     let due = schedule::due(life, rules.rotation, rules.node, now);
+    // A renewal would expire no later, until the authority is replaced. What a command requests is issued all the same.
     let authority_expiry = rules
         .authority_ends
         .filter(|end| life.not_after >= *end && rules.demand == RenewalCause::Due);
@@ -151,6 +152,7 @@ pub(super) fn schedule_action(
             Some(CertReason::Due(due.clone()))
         }
     };
+    // A certificate that differs is replaced even by one that expires no later.
     let for_age = drift.is_empty() && at_renewal.is_empty();
     let mut reasons = drift;
     reasons.extend(age.or_else(|| rules.demand.reason()));
@@ -168,6 +170,7 @@ pub(super) fn schedule_action(
             ..rotated(with_note(action, note), Some(until), urgent)
         };
     }
+    // They take effect with this renewal, and are not a reason for one.
     reasons.extend(at_renewal.into_iter().map(CertReason::Differs));
     let wait = schedule::in_window(life, rules.rotation, rules.node, now);
     if let (RenewalCause::Due, Wait::No(Some(no_window))) = (rules.demand, wait) {

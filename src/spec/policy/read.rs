@@ -353,6 +353,7 @@ impl KeyRules {
                 return;
             }
         };
+        // Only here, since all faults of an entry are reported together.
         let Some(choice) = choice else { return };
         let is_mapped = KeyOwner::parse(&name).is_none() && openshift.is_some();
         for owner in owners {
