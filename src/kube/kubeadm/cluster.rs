@@ -190,6 +190,7 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
     if let Some(apiserver) = section(map, "apiServer") {
         unused(&apiserver, &[("extraVolumes", shapes::VOLUMES)]);
         let other = match api {
+            // v1beta4 has `timeouts` in InitConfiguration and JoinConfiguration instead.
             ApiVersion::V1beta3 => ("timeoutForControlPlane", Shape::Duration),
             ApiVersion::V1beta4 => ("extraEnvs", Shape::Any),
         };
@@ -254,6 +255,7 @@ fn pod_subnets(
         match IpNet::parse(part) {
             Ok((network, _)) => {
                 subnets.push(network);
+                // The defaults of kube-controller-manager (`--node-cidr-mask-size-ipv4` and `-ipv6`).
                 let node_prefix = if network.network().is_ipv4() { 24 } else { 64 };
                 if network.prefix_len() > node_prefix && !sets_node_mask {
                     field.refused_by_validation(

@@ -219,6 +219,7 @@ pub(super) fn read(
         map.finish();
     }
     discovery.finish();
+    // The default of kubeadm (`SetDefaults_Discovery`).
     join.tls_bootstrap_token = tls_token.or_else(|| match &join.discovery {
         Some(Discovery::Token { token, .. }) => Some(token.clone()),
         _ => None,

@@ -322,6 +322,7 @@ fn read_api_endpoint(map: &Map<'_>) -> ApiEndpoint {
     };
     if let Some((field, text)) = filled(local.get("advertiseAddress")) {
         match parse_ip(&text) {
+            // It only selects the IP family (`ResolveBindAddress` of apimachinery).
             Some((ip, _)) if ip.is_unspecified() => endpoint.prefers_ipv6 = ip.is_ipv6(),
             Some((ip, note)) if is_global_unicast(ip) => {
                 warn(&field, note);
@@ -346,6 +347,7 @@ fn read_api_endpoint(map: &Map<'_>) -> ApiEndpoint {
         && let Some(number) = field.integer()
     {
         match u16::try_from(number) {
+            // The default of kubeadm replaces it (`SetDefaults_APIEndpoint`).
             Ok(0) => {}
             Ok(port) => endpoint.bind_port = port,
             Err(_) => field.error(
