@@ -78,6 +78,7 @@ pub fn judge(
         return KubeletDecision::Ignore;
     }
     let is_approved = request.condition("Approved").is_some();
+    // The API server refuses `Denied` for a request that has `Approved`: the two exclude each other.
     let refuse = |finding| {
         if is_approved {
             KubeletDecision::Fail(finding)
@@ -245,6 +246,7 @@ fn verify_new_node(
     let is_of_token = context.issued.of_node(name).any(|issued| {
         issued.user == *token && issued.is_issued() && now - issued.created < ISSUANCE_WINDOW
     });
+    // A join that is repeated: the machine has lost the certificate before its kubelet was ever ready.
     let is_own = was_never_ready(node) && is_of_token && !node.is_control_plane;
     if is_own || is_confirmed(request) {
         return Ok(());

@@ -101,6 +101,7 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
         },
         {
             "apiGroups": [CSR_GROUP],
+            // The admission plug-ins CertificateApproval and CertificateSigning require these verbs.
             "resources": ["signers"],
             "resourceNames": signers,
             "verbs": ["approve", "sign"],
@@ -137,6 +138,7 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
         objects.push(rbac::role(&metadata, rules));
         objects.push(rbac::binding(&metadata, ROLE, &[rbac::group(group)]));
     }
+    // RBAC cannot limit `create` to a name, so that the administrator creates these two.
     objects.push(json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

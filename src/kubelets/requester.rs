@@ -62,6 +62,8 @@ pub(super) fn requester(
             format!("the requester is {}, but {allowed}", quoted(user)),
         ));
     }
+    // The groups of a bootstrap token begin with this one (`ValidateBootstrapGroupName`), and the API server adds the
+    // other.
     let belongs = |group: &&str| match group.strip_prefix(BOOTSTRAPPERS) {
         Some(rest) => rest.is_empty() || rest.starts_with(':'),
         None => *group == AUTHENTICATED,
