@@ -310,6 +310,7 @@ impl Scalar {
 fn resolve_plain(text: &str) -> Value<'_> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
+        // YAML 1.1: kubeadm on the same node reads these words as booleans too.
         "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => {
             return Value::Bool(true);
         }
@@ -327,6 +328,7 @@ fn resolve_plain(text: &str) -> Value<'_> {
     if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
         return Value::Str(text);
     }
+    // YAML 1.1 permits underscores in numbers.
     let digits = text.replace('_', "");
     let (negative, magnitude) = match digits.strip_prefix('-') {
         Some(rest) => (true, rest),
