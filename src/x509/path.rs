@@ -172,6 +172,7 @@ impl<'a> PathBuilder<'a> {
     ) -> Result<(), Option<PathRefusal<'a>>> {
         let refused = |difference| Err(Some(PathRefusal::Difference(difference)));
         let faulty = |fault: PathFault| Err(Some(fault.into()));
+        // Go verifies no signature with MD5, and since 1.18 none with SHA-1.
         if let Some(algorithm) = child.weak_signature() {
             return refused(CertDifference::WeakSignature {
                 subject: subject(child),

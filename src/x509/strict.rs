@@ -98,6 +98,7 @@ pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), Strin
     instant(&mut list)?;
     let is_time =
         |list: &DerReader<'_>| list.peek(tag::UTC_TIME) || list.peek(tag::GENERALIZED_TIME);
+    // nextUpdate: required by RFC 5280, section 5.1.2.5, and optional for Go.
     if is_time(&list) {
         instant(&mut list)?;
     }
@@ -201,6 +202,7 @@ pub(super) fn parse(der: &[u8]) -> Result<CertificateFields<'_>> {
     let serial = body
         .integer()
         .ok_or_else(|| field("serial number", "it is not an INTEGER in its shortest form"))?;
+    // Go refuses it since 1.23 (`x509negativeserial`).
     if serial.first().is_some_and(|first| first & 0x80 != 0) {
         return Err(field("serial number", "it is negative"));
     }
@@ -208,6 +210,7 @@ pub(super) fn parse(der: &[u8]) -> Result<CertificateFields<'_>> {
         .read(tag::SEQUENCE)
         .ok_or_else(|| field("signature algorithm", NOT_DER))?
         .rest();
+    // The outer one is not signed: RFC 5280, section 4.1.1.2, requires the same in both places.
     if signature_algorithm != outer_algorithm {
         return Err(field(
             "signature algorithm",
@@ -221,9 +224,11 @@ pub(super) fn parse(der: &[u8]) -> Result<CertificateFields<'_>> {
     let spki = body
         .element(tag::SEQUENCE)
         .ok_or_else(|| field("public key", NOT_DER))?;
+    // As in Go, a certificate is read although its key can verify nothing: only its use fails.
     let unusable_key = public_key(spki.content)?;
     let mut extensions = Extensions::default();
     if version > 1 {
+        // RFC 5280, section 4.1.2.8: only versions 2 and 3 have them.
         for number in [1, 2] {
             body.optional(tag::context(number))
                 .ok_or_else(|| field("unique identifier", NOT_DER))?;

@@ -167,6 +167,7 @@ pub(super) fn all_extensions(mut explicit: DerReader<'_>) -> Result<Extensions> 
         };
         let value = extension.read(tag::OCTET_STRING).ok_or_else(wrong)?;
         extension.end().ok_or_else(wrong)?;
+        // RFC 5280, section 4.2, and Go refuse it: two readers could take different ones.
         if seen.contains(&oid) {
             return Err(field(
                 "extensions",
@@ -509,6 +510,7 @@ impl Subtrees {
                 }
                 0x86 => {
                     let constraint = domain(text()?)?;
+                    // RFC 5280, section 4.2.1.10: the host of a URI constraint is a domain name.
                     if constraint.parse::<IpAddr>().is_ok() {
                         return Err("a URI constraint is an IP address");
                     }

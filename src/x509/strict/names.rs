@@ -192,6 +192,7 @@ pub(super) fn uri_host(uri: &str) -> Option<Option<String>> {
             (Some(authority), path)
         }
     };
+    // A fragment does not contain the character that begins it (RFC 3986, section 3.5).
     if path.matches('#').count() > 1 {
         return None;
     }
@@ -209,6 +210,7 @@ pub(super) fn uri_host(uri: &str) -> Option<Option<String>> {
     let Some(authority) = authority else {
         return Some(None);
     };
+    // Like Go, which refuses a certificate whose URI has another host (`parseSANExtension`).
     if !is_domain(authority, false) {
         return None;
     }
