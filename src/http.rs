@@ -382,6 +382,7 @@ impl Client {
             .into_iter()
             .chain(&self.endpoint.also)
             .any(|known| known.origin() == target.origin());
+        // Only these two keep method and body (RFC 9110, sections 15.4.8 and 15.4.9).
         if allowed && matches!(response.status, 307 | 308) {
             return Ok(target);
         }
@@ -490,6 +491,7 @@ impl Client {
             .retry(reqwest::retry::never())
             .referer(false)
             .http1_only()
+            // On a connection that is used again, a failure would not show whether the server has received the request.
             .pool_max_idle_per_host(0)
             .connect_timeout(CONNECT_TIMEOUT)
             .connector_layer(trust::ConnectionWatch(Arc::clone(log)))
@@ -610,6 +612,7 @@ impl Client {
         if let Some(date) = date {
             self.compare_clocks(url, date, now);
         }
+        // A date in it is by the clock of the server.
         let retry_after =
             text(RETRY_AFTER).and_then(|value| retry_after(value, date.unwrap_or(now)));
         let mut body = Vec::new();

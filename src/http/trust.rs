@@ -548,6 +548,7 @@ impl ConfiguredTrust {
                 ),
                 "configure the CA that issued it, if this is the right server; otherwise correct the address",
             ),
+            // Go accepts one, rustls-webpki does not (`CaUsedAsEndEntity`).
             E::Other(_) if certificate.is_ca() => (
                 "it is a CA certificate, which cannot be a server's own".to_owned(),
                 "give the server a certificate with CA:FALSE, issued by a CA",
