@@ -275,6 +275,7 @@ impl Watch {
                         *version = at;
                         match change {
                             Ok(change) => sink(change),
+                            // One object that cannot be read must not end the watch of all others.
                             Err(why) => tracing::warn!("an object is ignored: {why}"),
                         }
                     }
@@ -391,6 +392,7 @@ fn read_event<T: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<T>, String>
     }
     let unusable =
         |error: serde_json::Error| format!("an event of the watch is not valid: {error}");
+    // The type comes first: the object of an error is a Status, and that of a bookmark has only a version.
     let Header { kind, object } = serde_json::from_slice(line).map_err(unusable)?;
     let at = object.metadata.resource_version;
     let change = match kind.as_str() {
