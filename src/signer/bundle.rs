@@ -421,6 +421,7 @@ pub fn collect(
             found.authorities.push((authority, path, bytes));
             continue;
         }
+        // By the key: the name of a file may be wrong.
         match owners.of(&bytes) {
             Ok(Owner::Installed(name)) => {
                 if !found.installed.contains(&name) {

@@ -335,6 +335,7 @@ impl Directory {
                 Err(why) => refusals.push(self.refuse(&crt, &file.meta, why)),
             }
         }
+        // Only without a usable certificate, since an earlier denial may not have been removed.
         if let Some(file) = self.read(&denied)? {
             match self.acceptable(&file) {
                 Ok(()) => {

@@ -272,6 +272,7 @@ impl StepCa {
             .map_err(|error| unverified.invalid_response(doing, &response, &error.to_string()))?;
         let chain = Chain::from_pem(root.ca.as_bytes())
             .map_err(|error| unverified.invalid_response(doing, &response, &error.to_string()))?;
+        // The answer came over a connection that was not verified.
         let found = chain.leaf().fingerprint();
         if found != pin {
             return Err(unverified.failed(

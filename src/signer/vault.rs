@@ -172,6 +172,7 @@ impl Vault {
                     ExtendedUsage::ClientAuth => "ClientAuth",
                 })
                 .collect();
+            // An elliptic-curve key must not have keyEncipherment (RFC 8813, section 3).
             let key_usages: &[&str] = if profile.key.is_rsa() {
                 &["DigitalSignature", "KeyEncipherment"]
             } else {
@@ -184,6 +185,7 @@ impl Vault {
                 "ext_key_usage": usages,
             })
         } else {
+            // The server would add the common name to the DNS names.
             let mut body = json!({"csr": csr, "ttl": ttl, "exclude_cn_from_sans": true});
             // The CSR of a pod has no subject.
             if request.name() == CertName::PodClient
@@ -242,6 +244,7 @@ impl Vault {
         let paths: Vec<String> = paths.into_iter().collect();
         let (mut token, is_replaceable) = self.session.token(doing).await?;
         let mut told = self.session.capabilities(doing, &token, &paths).await?;
+        // The token may be one that an earlier run has stored and that was revoked since.
         if let Err(response) = &told
             && is_replaceable
             && let Some(another) = self.session.another(doing, &token, response).await?

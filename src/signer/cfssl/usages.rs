@@ -71,6 +71,7 @@ pub(super) fn usage_obstacles(
                 wrong.push(format!("gives {usage}, which is not requested"));
             }
         }
+        // Without key usages there is no such extension, and then it restricts nothing (RFC 5280, section 4.2.1.3).
         if !plain.is_empty() {
             if !has(&["signing", "digital signature"]) {
                 wrong.push("does not give digital signature".to_owned());

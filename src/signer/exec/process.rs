@@ -38,6 +38,7 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
             "name a program of root with mode 0755, by its absolute path".to_owned(),
         )
     };
+    // The ancestors of a path with `..`, which are examined below, are not the directories that the kernel passes.
     if command
         .components()
         .any(|part| matches!(part, Component::ParentDir))
@@ -324,6 +325,7 @@ pub(super) async fn drive(
         .await
         .is_err()
     {
+        // A process in an uninterruptible system call ends later, and must not hold the run.
         group.signal(Signal::SIGKILL);
         let _ = timeout(TERMINATION_GRACE_PERIOD, child.wait()).await;
     }

@@ -62,6 +62,7 @@ impl SignerName {
             );
         }
         let labels: Vec<&str> = domain.split('.').collect();
+        // The API server requires a domain of at least two labels (`ValidateSignerName`).
         if labels.len() < 2
             || domain.len() > MAX_DOMAIN_LENGTH
             || !labels.iter().all(|label| is_label(label))

@@ -92,6 +92,7 @@ impl StepCa {
                 "the one-time token in {shown} is unusable: {why}"
             )));
         }
+        // Before it is sent: after a crash it is unknown whether the server has accepted it.
         self.memory
             .keep(&place, mark.as_bytes())
             .map_err(|error| self.memory_failure(&error))?;

@@ -286,6 +286,7 @@ pub(super) fn mint(
         "nbf": now,
         "exp": now + TOKEN_LIFETIME.whole_seconds(),
         "jti": hex(&random),
+        // Binds the token to this CSR: the server refuses it with another one.
         "cnf": {"x5rt#S256": URL_SAFE_NO_PAD.encode(Sha256::digest(request.csr.der()))},
         "k8s": kubernetes(&request.wanted),
     });

@@ -550,6 +550,7 @@ impl Session {
             .api
             .read::<super::api::VaultEnvelope<Content>>(doing, &response)
             .map_err(|mut error| {
+                // The first unwrapping uses up the token, and whether it took place is unknown.
                 if error.class == FailureClass::Transient && !excludes_unwrapping(&response) {
                     error.class = FailureClass::Ambiguous;
                 }

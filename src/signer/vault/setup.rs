@@ -162,6 +162,7 @@ impl VaultScript {
         for rule in paths.into_values() {
             self.0.push_str(&rule);
         }
+        // The default policy permits both, but a login may omit it (`token_no_default_policy`).
         for path in ["sys/capabilities-self", "auth/token/revoke-self"] {
             self.line(&format!(
                 "path \"{path}\" {{\n  capabilities = [\"update\"]\n}}"
