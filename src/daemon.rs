@@ -248,6 +248,7 @@ impl<S: Surroundings> Daemon<'_, S> {
             self.now(),
             self.surroundings.uptime(),
         );
+        // Before the first step, which may wait for a signer: the start of the unit does not.
         self.surroundings.notify(Notification::Ready);
         let mut lock_is_held = false;
         loop {
@@ -278,6 +279,7 @@ impl<S: Surroundings> Daemon<'_, S> {
                     self.report_status(&agenda, lock_is_held);
                     lock_is_held |= agenda.waits_for_lock();
                     let wake = tokio::select! {
+                        // A signal to stop comes before the next step.
                         biased;
                         wake = self.surroundings.sleep(until) => wake,
                         () = services.rotations.demanded() => Wake::Rotation,
@@ -370,6 +372,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         }
         Some(match step {
             Ok(step) => {
+                // Otherwise the watch would report the files of this step as changed by another process.
                 self.surroundings
                     .accept_own_writes(self.root, &step.report.written);
                 rotation::log(&step.report);
@@ -426,6 +429,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         read: &impl AsyncFn() -> Result<Loaded, Failure>,
     ) -> ControlFlow<()> {
         self.surroundings.notify(Notification::Reloading);
+        // Before the files are read, so that a change during the reading is seen as another one.
         self.surroundings.accept_contents();
         let fresh = tokio::select! {
             biased;

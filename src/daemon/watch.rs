@@ -194,6 +194,7 @@ impl FileWatch {
                 && timeout(QUIET_TIME, self.reported()).await.is_ok()
             {}
             self.has_event = false;
+            // Before the files are read: a later change causes another event.
             self.arm();
             let now = self.digests();
             let differ = |one: &Digests, other: &Digests| -> Vec<(PathBuf, FileRole)> {
