@@ -91,6 +91,7 @@ fn verify(
     let mut good = true;
     for difference in path_differences(chain, trust, now) {
         match difference {
+            // It is accepted, as during a change of the CA, and is replaced with the activation.
             CertDifference::NotUnderFirst { .. } => {
                 findings.remark(RowRemark::NotUnderFirst(difference));
                 continue;

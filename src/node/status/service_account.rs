@@ -35,6 +35,7 @@ pub(super) fn judge(found: ServiceAccountFiles, leaves: &[LeafFiles]) -> Service
         }
         (None, private, public) => {
             if let Err(fault) = private {
+                // A key that this user may not read can still be in use.
                 let is_lost = !matches!(fault.problem, FileProblem::Denied(_));
                 findings.fault(if found.has_served && is_lost {
                     RowFault::PrivateKeyLost(fault)
