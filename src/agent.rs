@@ -138,13 +138,10 @@ impl Record {
             && found != self.before
             && other.node != self.node.node
         {
-            return Err(Failure::new(
-                ExitCode::Pending,
-                format!(
-                    "another run has begun requests for node {} while this one, for {}, waited for the lock; run again",
-                    other.node.name, self.node.node.name
-                ),
-            ));
+            return Err(Failure::pending(format!(
+                "another run has begun requests for node {} while this one, for {}, waited for the lock; run again",
+                other.node.name, self.node.node.name
+            )));
         }
         let own = setup.provided.files.iter().filter(|file| file.ours);
         let files = own.map(|file| (file.path.as_ref(), file.bytes.as_slice()));
@@ -178,10 +175,9 @@ impl RunSetup {
 
     fn signer(&self, authority: Authority) -> Result<&(String, Rc<dyn Signer>), Failure> {
         self.signers.get(&authority).ok_or_else(|| {
-            Failure::new(
-                ExitCode::Configuration,
-                format!("authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer, or have the requests signed elsewhere (nodepki csr export DIR)"),
-            )
+            Failure::misconfigured(format!(
+                "authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer, or have the requests signed elsewhere (nodepki csr export DIR)"
+            ))
         })
     }
 
@@ -236,7 +232,7 @@ impl RunSetup {
             let omission =
                 report::omission(spec).map_or_else(String::new, |way| format!("; {way}"));
             let message = format!("{rejection}{omission}");
-            Err(Failure::new(ExitCode::Configuration, message))
+            Err(Failure::misconfigured(message))
         })
     }
 

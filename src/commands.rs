@@ -258,8 +258,7 @@ impl Cli {
         let Cli { global, command } = self;
         let has_metrics = matches!(command, Command::Status(_) | Command::Cluster(_));
         if global.output == OutputFormat::Prometheus && !has_metrics {
-            return Err(Failure::new(
-                ExitCode::Usage,
+            return Err(Failure::usage(
                 "only status and cluster status print metrics; use -o table, json or yaml",
             ));
         }
@@ -318,7 +317,7 @@ fn now() -> OffsetDateTime {
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let failed = |error: std::io::Error| {
-        Failure::new(ExitCode::Pending, "the event loop cannot start")
+        Failure::pending("the event loop cannot start")
             .caused_by(error)
             .advise("check the limits of this process (ulimit -a) and run again")
     };

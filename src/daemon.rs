@@ -130,7 +130,7 @@ pub async fn run(
 ) -> Result<(), Failure> {
     agent::require_self_test()?;
     let system = System::new().map_err(|error| {
-        Failure::new(ExitCode::Pending, "cannot listen for signals and timers")
+        Failure::pending("cannot listen for signals and timers")
             .caused_by(error)
             .advise("run again")
     })?;
@@ -438,12 +438,9 @@ impl<S: Surroundings> Daemon<'_, S> {
         };
         let fresh = fresh.and_then(|fresh| {
             if let Some(what) = reach.lacks(&fresh.reach(self.root)?) {
-                return Err(Failure::new(
-                    ExitCode::Configuration,
-                    format!(
-                        "the new configuration needs to {what}, which this process has given up the right to: run systemctl restart nodepki to put it in force"
-                    ),
-                ));
+                return Err(Failure::misconfigured(format!(
+                    "the new configuration needs to {what}, which this process has given up the right to: run systemctl restart nodepki to put it in force"
+                )));
             }
             Ok((self.watched(&fresh)?, fresh))
         });

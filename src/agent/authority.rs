@@ -231,7 +231,11 @@ pub async fn stage(
         None => offered(setup, order.authority).await?,
     };
     let mut step = ChangeStep::begin(root, setup, order, "stage", clock)?;
-    let new = match step.evidence.admit(&offered, now).map_err(refused)? {
+    let new = match step
+        .evidence
+        .admit(&offered, now)
+        .map_err(Failure::refused)?
+    {
         Offer::New(new) => *new,
         Offer::InPlace => {
             step.nothing_to_do(format!(
@@ -244,7 +248,7 @@ pub async fn stage(
         }
     };
     require_known_algorithm(loaded, &new, order.components_verify)?;
-    let target = step.evidence.staged(&new, now).map_err(refused)?;
+    let target = step.evidence.staged(&new, now).map_err(Failure::refused)?;
     step.notes.push(format!(
         "the new CA is {}, certificate sha256:{}, public key sha256:{} (verify both with the owner of the CA)",
         new.subject(),
@@ -255,7 +259,7 @@ pub async fn stage(
     require_pins(setup, order.authority, &target)?;
     let trouble = step.evidence.signing_trouble();
     if !trouble.is_empty() {
-        return Err(all_refused(trouble));
+        return Err(Failure::with_messages(ExitCode::Refused, trouble));
     }
     step.put_in_place(&target, true, clock)?;
     step.notes.extend(manual_actions(order.authority));
@@ -273,7 +277,7 @@ fn require_known_algorithm(
         return Ok(());
     };
     match too_old_for(*algorithm, loaded.cluster.kubernetes_version.as_ref()) {
-        Some(why) if !is_stated => Err(refused(format!(
+        Some(why) if !is_stated => Err(Failure::refused(format!(
             "{}: {why} (upgrade first, or state with --components-verify that every component and client of the cluster, and etcd, can verify its signatures)",
             named(new)
         ))),
@@ -301,14 +305,14 @@ pub async fn undo(
     };
     let authority = order.authority;
     if step.evidence.phase() == ChangePhase::Activated {
-        return Err(refused(format!(
+        return Err(Failure::refused(format!(
             "{} is already activated as the {authority}, and certificates under it are in use (continue with `nodepki authority retire {authority}`, or change back by staging the old certificate as a new one)",
             named(&new)
         )));
     }
     if step.evidence.kinship(&new) == Kinship::Other {
         if let Some(stranded) = step.evidence.stranded(&new, now) {
-            return Err(refused(stranded));
+            return Err(Failure::refused(stranded));
         }
         step.require_peers(PeerRequirement::DoesWithout(&new), now)
             .await?;
@@ -335,14 +339,14 @@ pub async fn activate(
         step.evidence.activated(now),
         step.evidence.incoming().cloned(),
     ) else {
-        return Err(refused(format!(
+        return Err(Failure::refused(format!(
             "no new {authority} is staged on this node (first run nodepki authority stage {authority} --certificate FILE on every node)"
         )));
     };
     if step.evidence.phase() == ChangePhase::Staged {
         let missing = step.evidence.unstaged();
         if !missing.is_empty() {
-            return Err(all_refused(missing));
+            return Err(Failure::with_messages(ExitCode::Refused, missing));
         }
         step.proven(format!(
             "{} and {} kubeconfigs trust both, and no restart is due",
@@ -389,14 +393,14 @@ pub async fn retire(
         return step.end(now);
     };
     if step.evidence.phase() == ChangePhase::Staged {
-        return Err(refused(format!(
+        return Err(Failure::refused(format!(
             "{} is not activated yet (first run nodepki authority activate {authority} on every node; to remove the new CA instead, run nodepki authority stage {authority} --undo)",
             named(&new)
         )));
     }
     let missing = step.evidence.unactivated(now);
     if !missing.is_empty() {
-        return Err(all_refused(missing));
+        return Err(Failure::with_messages(ExitCode::Refused, missing));
     }
     step.proven(format!(
         "all {} certificates on this node are under the new CA, and no restart is due",
@@ -408,7 +412,7 @@ pub async fn retire(
     // Only after the other nodes: a file without the old CA refuses those that are under it.
     let retained = step.evidence.retained(&target.dropped);
     if !retained.is_empty() {
-        return Err(all_refused(retained));
+        return Err(Failure::with_messages(ExitCode::Refused, retained));
     }
     step.put_in_place(&target, true, clock)?;
     if authority == Authority::Ca {
@@ -426,14 +430,6 @@ pub async fn retire(
     step.end(now)
 }
 
-fn refused(message: String) -> Failure {
-    Failure::new(ExitCode::Refused, message)
-}
-
-fn all_refused(messages: Vec<String>) -> Failure {
-    Failure::with_messages(ExitCode::Refused, messages)
-}
-
 /// Verifies that the pins cover the new bundle; otherwise every later run would refuse it.
 fn require_pins(
     setup: &RunSetup,
@@ -446,7 +442,7 @@ fn require_pins(
         return Ok(());
     };
     bundle.require_pins(pins).map_err(|error| {
-        refused(format!(
+        Failure::refused(format!(
             "{error} (add the new CA to authorities.{authority}.trust.sha256 next to the old one, after verifying it with the owner of the CA, and run again)"
         ))
     })
@@ -490,16 +486,13 @@ fn manual_actions(authority: Authority) -> Vec<String> {
 
 fn read_certificates(root: &NodeRoot, path: &Argument) -> Result<Vec<Certificate>, Failure> {
     let Some(content) = load::argument(root, path)?.read()? else {
-        return Err(Failure::new(
-            ExitCode::Usage,
-            format!(
-                "--certificate {}: the file does not exist (name a file with the new CA's certificate)",
-                load::shown(root, path).display()
-            ),
-        ));
+        return Err(Failure::usage(format!(
+            "--certificate {}: the file does not exist (name a file with the new CA's certificate)",
+            load::shown(root, path).display()
+        )));
     };
     certificates_of(&content.bytes).map_err(|error| {
-        refused(format!(
+        Failure::refused(format!(
             "--certificate {}",
             load::shown(root, path).display()
         ))
@@ -512,12 +505,9 @@ fn read_certificates(root: &NodeRoot, path: &Argument) -> Result<Vec<Certificate
 async fn offered(setup: &RunSetup, authority: Authority) -> Result<Vec<Certificate>, Failure> {
     let pins = setup.trust.get(&authority).map(|source| &source.pins);
     if pins.is_none_or(|pins| pins.is_empty()) {
-        return Err(Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "the new CA is not specified (name its certificate with --certificate FILE, or pin old and new under authorities.{authority}.trust.sha256 to fetch it from the signer)"
-            ),
-        ));
+        return Err(Failure::misconfigured(format!(
+            "the new CA is not specified (name its certificate with --certificate FILE, or pin old and new under authorities.{authority}.trust.sha256 to fetch it from the signer)"
+        )));
     }
     agent::offered_certificates(setup, authority).await
 }

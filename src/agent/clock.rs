@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use super::{Clock, Event, ExitCode, Failure, Progress};
+use super::{Clock, Event, Failure, Progress};
 use crate::text::rfc3339;
 use crate::x509::TrustBundle;
 
@@ -97,13 +97,10 @@ pub(super) async fn wait_for(
             return Ok(SettledClock::Behind(floor.at, note));
         }
         if began.elapsed() >= policy.max_wait {
-            return Err(Failure::new(
-                ExitCode::Pending,
-                format!(
-                    "{behind}; waited {} s for time synchronization: start chrony or systemd-timesyncd (timedatectl status), or set the clock, and run again; --allow-unsynced continues regardless",
-                    began.elapsed().as_secs()
-                ),
-            ));
+            return Err(Failure::pending(format!(
+                "{behind}; waited {} s for time synchronization: start chrony or systemd-timesyncd (timedatectl status), or set the clock, and run again; --allow-unsynced continues regardless",
+                began.elapsed().as_secs()
+            )));
         }
         if !waited {
             progress.event(Event::ClockBehind(behind));

@@ -163,6 +163,26 @@ impl Failure {
         }
     }
 
+    /// Returns the failure for what is not safe to use.
+    pub fn refused(what: impl Into<FailureMessage>) -> Self {
+        Failure::new(ExitCode::Refused, what)
+    }
+
+    /// Returns the failure for what a later run may complete.
+    pub fn pending(what: impl Into<FailureMessage>) -> Self {
+        Failure::new(ExitCode::Pending, what)
+    }
+
+    /// Returns the failure for a configuration that is not valid.
+    pub fn misconfigured(what: impl Into<FailureMessage>) -> Self {
+        Failure::new(ExitCode::Configuration, what)
+    }
+
+    /// Returns the failure for a command line that is not valid.
+    pub fn usage(what: impl Into<FailureMessage>) -> Self {
+        Failure::new(ExitCode::Usage, what)
+    }
+
     /// Returns a failure with several messages.
     pub fn with_messages(
         code: ExitCode,

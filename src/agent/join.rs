@@ -173,12 +173,9 @@ impl JoinedCluster {
             notes.extend(left_out);
             notes.extend(missing.add_to_setup(&shared, setup)?);
         } else if !missing.ca_keys.is_empty() {
-            return Err(Failure::new(
-                ExitCode::Configuration,
-                format!(
-                    "join.writeCAKeys requires CA private keys on this node, but no certificate key decrypts those of {SHARED_CERTS_SECRET}: set join.certificateKey to a file with the key that `{UPLOAD_COMMAND}` prints, or remove join.writeCAKeys"
-                ),
-            ));
+            return Err(Failure::misconfigured(format!(
+                "join.writeCAKeys requires CA private keys on this node, but no certificate key decrypts those of {SHARED_CERTS_SECRET}: set join.certificateKey to a file with the key that `{UPLOAD_COMMAND}` prints, or remove join.writeCAKeys"
+            )));
         } else if missing.authority && self.join.discovery.is_some() {
             self.found().await?;
         } else if setup.kubeadm_follows && missing.has_several_cas() {
@@ -270,11 +267,8 @@ impl JoinedCluster {
         let written = self.join.certificate_key.as_ref();
         let parsed = written.map(|written| written.parse()).transpose();
         parsed.map_err(|error: CertificateKeyError| {
-            Failure::new(
-                ExitCode::Configuration,
-                "controlPlane.certificateKey of the JoinConfiguration",
-            )
-            .caused_by(error)
+            Failure::misconfigured("controlPlane.certificateKey of the JoinConfiguration")
+                .caused_by(error)
         })
     }
 }
@@ -285,7 +279,7 @@ fn rotated_bundle(
     rotation: &AuthorityRotation,
 ) -> Result<ProvidedBundle, Failure> {
     let from = format!("the change of {authority} in the cluster");
-    let unusable = |why: String| Failure::new(ExitCode::Refused, format!("{from}: {why}"));
+    let unusable = |why: String| Failure::refused(format!("{from}: {why}"));
     let certificates = |cas: Vec<&RotatedCa>| -> Result<Vec<Certificate>, Failure> {
         let read = cas.into_iter().map(rotate::certificate);
         read.collect::<Result<_, _>>().map_err(unusable)
@@ -316,12 +310,9 @@ pub fn kept_configuration(root: &NodeRoot) -> Result<Option<(String, String)>, F
     }
     match String::from_utf8(content.bytes.to_vec()) {
         Ok(text) => Ok(Some((shown.to_string(), text))),
-        Err(_) => Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "{shown} is not UTF-8 text; remove it, and nodepki fetches it from the cluster again"
-            ),
-        )),
+        Err(_) => Err(Failure::refused(format!(
+            "{shown} is not UTF-8 text; remove it, and nodepki fetches it from the cluster again"
+        ))),
     }
 }
 
@@ -330,12 +321,8 @@ pub fn kept_configuration(root: &NodeRoot) -> Result<Option<(String, String)>, F
 /// # Errors
 /// A text that is not YAML.
 pub fn configuration_of_worker(from: &str, text: &str) -> Result<String, Failure> {
-    let unusable = |why: String| {
-        Failure::new(
-            ExitCode::Refused,
-            format!("{from}: {why} (correct it in the cluster)"),
-        )
-    };
+    let unusable =
+        |why: String| Failure::refused(format!("{from}: {why} (correct it in the cluster)"));
     let documents = yaml::parse(from, text).map_err(|faults| unusable(faults.to_string()))?;
     let texts = documents.iter().map(|document| {
         let mut document = yaml::to_json(document);
@@ -369,10 +356,9 @@ pub fn configuration_to_keep(
         .collect();
     let text = texts.map(|texts| texts.join("---\n"));
     let text = text.map_err(|error| {
-        Failure::new(
-            ExitCode::Configuration,
-            format!("the ClusterConfiguration of {from} cannot be rewritten as YAML"),
-        )
+        Failure::misconfigured(format!(
+            "the ClusterConfiguration of {from} cannot be rewritten as YAML"
+        ))
         .caused_by(error)
         .advise("simplify it")
     })?;
@@ -423,12 +409,9 @@ pub fn handover(
     let text = yaml::to_string(&document);
     kubeconfig::wipe(&mut document);
     let text = text.map_err(|error| {
-        Failure::new(
-            ExitCode::Configuration,
-            "the JoinConfiguration cannot be rewritten as YAML",
-        )
-        .caused_by(error)
-        .advise("simplify it")
+        Failure::misconfigured("the JoinConfiguration cannot be rewritten as YAML")
+            .caused_by(error)
+            .advise("simplify it")
     })?;
     Ok(ProvidedFile {
         what: "kubeadm-join.yaml".to_owned(),
@@ -495,11 +478,8 @@ pub async fn compare_service_account(
 }
 
 fn foreign_key(path: &str) -> Failure {
-    Failure::new(
-        ExitCode::Refused,
-        format!(
-            "the service-account key in {path} is not among those that the cluster publishes ({}): other control-plane nodes would reject tokens signed on this node, and this node would reject theirs; copy sa.key and sa.pub from a running control-plane node",
-            jwks::JWKS_PATH
-        ),
-    )
+    Failure::refused(format!(
+        "the service-account key in {path} is not among those that the cluster publishes ({}): other control-plane nodes would reject tokens signed on this node, and this node would reject theirs; copy sa.key and sa.pub from a running control-plane node",
+        jwks::JWKS_PATH
+    ))
 }

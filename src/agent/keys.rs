@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::{ExitCode, Failure};
+use super::Failure;
 use crate::store::Slot;
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, self_test};
 
@@ -26,7 +26,7 @@ pub(super) struct GeneratedKey {
 impl GeneratedKey {
     pub(super) fn require(self) -> Result<PrivateKey, Failure> {
         self.key.map_err(|error| {
-            Failure::new(ExitCode::Pending, format!("no key for {}", self.slot))
+            Failure::pending(format!("no key for {}", self.slot))
                 .caused_by(error)
                 .advise("run again")
         })
@@ -97,7 +97,7 @@ pub(crate) fn require_self_test() -> Result<(), Failure> {
     }
     let began = Instant::now();
     self_test().map_err(|error| {
-        Failure::new(ExitCode::Pending, "the cryptographic self-test failed")
+        Failure::pending("the cryptographic self-test failed")
             .caused_by(error)
             .advise("keys of this machine cannot be trusted: examine its random source (journalctl -k) and processor")
     })?;

@@ -12,7 +12,7 @@ use time::macros::format_description;
 use time::{Duration, OffsetDateTime, UtcOffset};
 use zeroize::Zeroizing;
 
-use super::{ExitCode, Failure};
+use super::Failure;
 use crate::kube::components::ReplacedFile;
 use crate::kube::kubeconfig::{Kubeconfig, KubeconfigError};
 use crate::kube::names::NodePath;
@@ -231,7 +231,7 @@ impl<'a> FreeNames<'a> {
 
 /// Returns the failure for a kubeconfig that cannot be changed without losing data.
 pub(super) fn unrepairable(path: &NodePath, error: KubeconfigError) -> Failure {
-    Failure::new(ExitCode::Refused, path.to_string())
+    Failure::refused(path.to_string())
         .caused_by(error)
         .advise("move it away and run again")
 }

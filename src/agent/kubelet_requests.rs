@@ -44,7 +44,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::load::{self, Loaded};
-use super::{Clock, ExitCode, Failure, Progress};
+use super::{Clock, Failure, Progress};
 use crate::cluster::api::Api;
 use crate::cluster::lease::LeaseLock;
 use crate::cluster::watch::Watch;
@@ -174,8 +174,7 @@ impl KubeletSigner {
             return Ok(None);
         };
         let Some((signer_name, signer)) = setup.signers.get(&Authority::Ca) else {
-            return Err(Failure::new(
-                ExitCode::Configuration,
+            return Err(Failure::misconfigured(
                 "kubelets.sign: no signer is configured for authority ca (configure one, or set kubelets.sign to false)",
             ));
         };

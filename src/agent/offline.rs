@@ -96,7 +96,7 @@ pub async fn export_requests<W: FnOnce() -> Result<Option<PathBuf>, Failure>>(
             current: None,
         };
         let prepared = prepare(&context, &order, start)?
-            .map_err(|error| Failure::new(ExitCode::Configuration, "").caused_by(error))?;
+            .map_err(|error| Failure::misconfigured("").caused_by(error))?;
         requests.push(order.request(&context, prepared.csr.clone()));
         made.push((order, prepared));
     }
@@ -172,13 +172,10 @@ fn require_current(
         .into_iter()
         .map(|(differences, names)| format!("{} ({differences})", names.join(", ")))
         .collect();
-    Err(Failure::new(
-        ExitCode::Refused,
-        format!(
-            "the requests were exported for another configuration, and certificates for them would be refused: {}; nothing was changed",
-            outdated.join("; ")
-        ),
-    )
+    Err(Failure::refused(format!(
+        "the requests were exported for another configuration, and certificates for them would be refused: {}; nothing was changed",
+        outdated.join("; ")
+    ))
     .advise("undo the change and run again, or have other requests signed: nodepki csr export DIR, with another directory"))
 }
 
@@ -205,13 +202,10 @@ pub async fn import_answers(
     let own = &setup.identity.node;
     if is_useless && !collection.nodes.is_empty() && !collection.nodes.contains(own) {
         let nodes: Vec<&str> = collection.nodes.iter().map(String::as_str).collect();
-        return Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "the import contains the requests of node {}, and this node is {own}: import it there, or name the directory with the requests of {own}",
-                nodes.join(", ")
-            ),
-        ));
+        return Err(Failure::refused(format!(
+            "the import contains the requests of node {}, and this node is {own}: import it there, or name the directory with the requests of {own}",
+            nodes.join(", ")
+        )));
     }
     // A repeated import finds the certificates in place, or only those of pending requests.
     if is_useless && !is_settled {

@@ -14,7 +14,7 @@ use super::keys::RunKeys;
 use super::request::{self, IssuanceOrder, RequestContext, RequestStart, Resumed, Unsigned};
 use super::retries::Retries;
 use super::survey::{Survey, SurveyedCert};
-use super::{Clock, ExitCode, Failure, Progress, RunSetup, same_authority, signer_failure};
+use super::{Clock, Failure, Progress, RunSetup, same_authority, signer_failure};
 use crate::kube::names::Authority;
 use crate::signer::SignerKind;
 use crate::spec::assess::{Action, joined};
@@ -89,13 +89,10 @@ pub async fn verify_signer(
 ) -> Result<SignerAnswer, Vec<Failure>> {
     let (name, signer) = setup.signer(authority).map_err(|failure| vec![failure])?;
     if matches!(signer.kind(), SignerKind::Local | SignerKind::Embedded) {
-        return Err(vec![Failure::new(
-            ExitCode::Refused,
-            format!(
-                "authority {authority} has the signer {name} ({}), which reads the CA key itself and cannot sign after the key is removed; name an external signer under authorities.{authority}.signer",
-                signer.label()
-            ),
-        )]);
+        return Err(vec![Failure::refused(format!(
+            "authority {authority} has the signer {name} ({}), which reads the CA key itself and cannot sign after the key is removed; name an external signer under authorities.{authority}.signer",
+            signer.label()
+        ))]);
     }
     let retries = Retries::logged(setup);
     if let Err(error) = retries.probe(name, signer.as_ref()).await {
@@ -149,13 +146,10 @@ pub async fn offered_certificates(
         .await
         .map_err(|error| signer_failure(format!("signer of {authority}"), error))?;
     let Some(published) = published else {
-        return Err(Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "{} does not publish the certificate of its CA; provide it with --certificate FILE",
-                signer.label()
-            ),
-        ));
+        return Err(Failure::misconfigured(format!(
+            "{} does not publish the certificate of its CA; provide it with --certificate FILE",
+            signer.label()
+        )));
     };
     published.certificates()
 }
@@ -197,9 +191,9 @@ pub async fn rehearse(
             let mut keys = RunKeys::default();
             keys.start([(Slot::Certificate(name), algorithm)])?;
             let key = keys.next().await.and_then(|made| made.key.ok());
-            RequestStart::Key(key.ok_or_else(|| {
-                Failure::new(ExitCode::Pending, format!("no key for {name}; run again"))
-            })?)
+            RequestStart::Key(
+                key.ok_or_else(|| Failure::pending(format!("no key for {name}; run again")))?,
+            )
         }
     };
     let outcome = request::obtain(&context, &issuance, start).await?;
@@ -207,9 +201,7 @@ pub async fn rehearse(
     let doing = format!(
         "requesting a certificate like {name} from {label}, as proof that it signs for {authority}"
     );
-    let refused = |why: String, advice: &str| {
-        Failure::new(ExitCode::Refused, format!("{doing}: {why}; {advice}"))
-    };
+    let refused = |why: String, advice: &str| Failure::refused(format!("{doing}: {why}; {advice}"));
     // A wrong answer is discarded too: the next rehearsal must not get it again from a signer that keeps answers.
     if matches!(
         outcome,
@@ -224,12 +216,9 @@ pub async fn rehearse(
     }
     match outcome {
         Ok(_) => Ok(()),
-        Err(Unsigned::Pending(note)) => Err(Failure::new(
-            ExitCode::Pending,
-            format!(
-                "{doing}: the answer is pending: {note}; run the same command again to continue with the same request"
-            ),
-        )),
+        Err(Unsigned::Pending(note)) => Err(Failure::pending(format!(
+            "{doing}: the answer is pending: {note}; run the same command again to continue with the same request"
+        ))),
         Err(Unsigned::Denied(reason)) => Err(refused(
             format!("the signer denied it: {reason}"),
             "ask the administrator of the signer which certificates it may sign",

@@ -263,7 +263,7 @@ impl Run<'_> {
 
     async fn commit(&mut self, commit: Commit) -> Result<Committed, Failure> {
         if let Some(holder) = self.take_lock().await? {
-            return Err(Failure::new(ExitCode::Pending, busy_message(&holder)));
+            return Err(Failure::pending(busy_message(&holder)));
         }
         let store = self.store.as_mut();
         let committed = store.map(|store| store.commit(commit)).transpose()?;

@@ -12,8 +12,8 @@ use time::{Duration, OffsetDateTime};
 
 use super::survey::{Rotating, ServiceAccountFault, SurveyRefusal};
 use super::{
-    Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, ServiceAccountAction,
-    Survey, install, no_room, open_store, report, revocation, verify_room_for, written,
+    Clock, Failure, Progress, RequestRun, RunReport, RunSetup, ServiceAccountAction, Survey,
+    install, no_room, open_store, report, revocation, verify_room_for, written,
 };
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
@@ -217,13 +217,10 @@ fn require_bootstrapped(state: &NodeState, setup: &RunSetup) -> Result<(), Failu
         return Ok(());
     }
     let dir = state.layout().certificates_dir();
-    Err(Failure::new(
-        ExitCode::Refused,
-        format!(
-            "{}: there are no certificates to renew; run nodepki bootstrap, which issues the first ones",
-            state.root().on_this_machine(dir).display()
-        ),
-    ))
+    Err(Failure::refused(format!(
+        "{}: there are no certificates to renew; run nodepki bootstrap, which issues the first ones",
+        state.root().on_this_machine(dir).display()
+    )))
 }
 
 /// Removes what `scope` does not name: certificates, and then the authorities of no certificate.
@@ -332,15 +329,14 @@ fn refuse_set_back_clock(
         Some((cert.spec.name(), age.life.issued_at))
     });
     match recorded.max_by_key(|(_, issued)| *issued) {
-        Some((name, issued)) if issued - now > MAX_CLOCK_ROLLBACK => Err(Failure::new(
-            ExitCode::Pending,
-            format!(
+        Some((name, issued)) if issued - now > MAX_CLOCK_ROLLBACK => {
+            Err(Failure::pending(format!(
                 "the clock shows {}, but {name} was issued on this node at {}: the clock was set back by {}, and nothing is renewed; correct the time (timedatectl, chronyc tracking) and run again, or use --allow-unsynced if the recorded time of issue was wrong",
                 rfc3339(now),
                 rfc3339(issued),
                 schedule::length_in_words(issued - now)
-            ),
-        )),
+            )))
+        }
         _ => Ok(()),
     }
 }

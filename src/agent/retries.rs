@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use super::request::next::wait_before_retry;
-use super::{Event, ExitCode, Failure, Jitter, Progress, RunSetup, SignerOperation, event};
+use super::{Event, Failure, Jitter, Progress, RunSetup, SignerOperation, event};
 use crate::kube::names::Authority;
 use crate::signer::{Signer, SignerError};
 use crate::x509::{Certificate, TrustBundle, certificates_of};
@@ -98,7 +98,7 @@ impl PublishedCa {
             "the certificate of authority {} from {} is unusable",
             self.authority, self.signer
         );
-        Failure::new(ExitCode::Refused, problem)
+        Failure::refused(problem)
             .caused_by(error)
             .advise("check which service has that address")
     }

@@ -20,7 +20,7 @@ use super::request::{
 };
 use super::retries::{PublishedCa, Retries};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
-use super::{Clock, Event, ExitCode, Failure, Progress, RunSetup, preflight};
+use super::{Clock, Event, Failure, Progress, RunSetup, preflight};
 use crate::kube::names::{Authority, CertName};
 use crate::signer::bundle::Candidate;
 use crate::signer::{Signer, SignerError, SignerKind};
@@ -396,23 +396,17 @@ impl<'a> RequestRun<'a> {
     ) -> Result<TrustBundle, Failure> {
         let pins = setup.trust_source(authority).pins;
         if pins.is_empty() && !signer.kind().is_in_process() {
-            return Err(Failure::new(
-                ExitCode::Configuration,
-                format!(
-                    "{} offers a CA certificate for authority {authority} ({offered}), but no file or pin confirms that it is the right one; put the certificate on the node, or pin sha256:{} under authorities.{authority}.trust.sha256 after comparing it with the CA's owner",
-                    signer.label(),
-                    hex(&offered.first().public_key().sha256())
-                ),
-            ));
+            return Err(Failure::misconfigured(format!(
+                "{} offers a CA certificate for authority {authority} ({offered}), but no file or pin confirms that it is the right one; put the certificate on the node, or pin sha256:{} under authorities.{authority}.trust.sha256 after comparing it with the CA's owner",
+                signer.label(),
+                hex(&offered.first().public_key().sha256())
+            )));
         }
         offered.require_pins(&pins).map_err(|error: TrustError| {
-            Failure::new(
-                ExitCode::Refused,
-                format!(
-                    "the CA certificate that {} offers for authority {authority} is refused",
-                    signer.label()
-                ),
-            )
+            Failure::refused(format!(
+                "the CA certificate that {} offers for authority {authority} is refused",
+                signer.label()
+            ))
             .caused_by(error)
         })?;
         Ok(offered)
@@ -456,13 +450,10 @@ impl<'a> RequestRun<'a> {
             return Ok(());
         }
         let names: Vec<&str> = refused.keys().map(|name| name.as_str()).collect();
-        let failure = Failure::new(
-            ExitCode::Pending,
-            format!(
-                "nothing is requested, since certificates that were imported with their keys are refused: {}",
-                names.join(", ")
-            ),
-        )
+        let failure = Failure::pending(format!(
+            "nothing is requested, since certificates that were imported with their keys are refused: {}",
+            names.join(", ")
+        ))
         .advise("import the files of this node, or have these certificates signed again");
         let others = survey.to_issue();
         let others = others.filter(|cert| !refused.contains_key(&cert.spec.name()));
@@ -588,16 +579,15 @@ impl<'a> RequestRun<'a> {
 /// Refuses to make a key while it is not known which keys the cluster permits, if the settings require that.
 ///
 /// # Errors
-/// [`ExitCode::Pending`], since the cluster may answer later.
+/// Pending, since the cluster may answer later.
 pub(crate) fn require_policy(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
     let doubts = &setup.plan.policy_doubts;
     let makes_key = survey.to_issue().next().is_some()
         || survey.service_account == Some(ServiceAccountAction::Make);
     match &doubts.rules {
-        Some(why) if doubts.blocks && makes_key => Err(Failure::new(
-            ExitCode::Pending,
-            format!("nothing is issued, since clusterPolicy.required is true: {why}"),
-        )
+        Some(why) if doubts.blocks && makes_key => Err(Failure::pending(format!(
+            "nothing is issued, since clusterPolicy.required is true: {why}"
+        ))
         .advise("permit this node to read it (docs/configuration.md has the role), or correct the object, and run again")),
         _ => Ok(()),
     }
@@ -698,14 +688,11 @@ pub(super) fn belongs(
     let trouble = bundle
         .and_then(|bundle| bundle.found.trouble())
         .unwrap_or_default();
-    Err(Failure::new(
-        ExitCode::Refused,
-        format!(
-            "{path} {trouble}, and the signer has another CA, {learned}: {}; nothing is issued under it: {}",
-            replaced.sentence(&path),
-            replaced.fix(authority, &path, learned)
-        ),
-    ))
+    Err(Failure::refused(format!(
+        "{path} {trouble}, and the signer has another CA, {learned}: {}; nothing is issued under it: {}",
+        replaced.sentence(&path),
+        replaced.fix(authority, &path, learned)
+    )))
 }
 
 /// Verifies that a signer has the authority on disk; certificates of another one would be refused.
@@ -726,13 +713,10 @@ pub(super) fn same_authority(
             "configure the signer that has the key of the authority, or install the new CA certificate on every node first"
         }
     };
-    Err(Failure::new(
-        ExitCode::Refused,
-        format!(
-            "{} signs with another {authority} than the one on this node: it has {offered}, the node trusts {trusted}; {advice}",
-            signer.label()
-        ),
-    ))
+    Err(Failure::refused(format!(
+        "{} signs with another {authority} than the one on this node: it has {offered}, the node trusts {trusted}; {advice}",
+        signer.label()
+    )))
 }
 
 pub(super) fn no_authority(setup: &RunSetup, authority: Authority) -> Failure {
@@ -740,11 +724,8 @@ pub(super) fn no_authority(setup: &RunSetup, authority: Authority) -> Failure {
         .plan
         .bundle(authority)
         .map(|spec| spec.path.to_string());
-    Failure::new(
-        ExitCode::Configuration,
-        format!(
-            "the CA certificate of authority {authority} is not on this node and its signer does not publish it; put it into {} (mode 0644) and run again",
-            path.unwrap_or_default()
-        ),
-    )
+    Failure::misconfigured(format!(
+        "the CA certificate of authority {authority} is not on this node and its signer does not publish it; put it into {} (mode 0644) and run again",
+        path.unwrap_or_default()
+    ))
 }

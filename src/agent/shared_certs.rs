@@ -107,12 +107,9 @@ fn data(secret: &Value) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
             let text = value.as_str().unwrap_or_default();
             match BASE64_STANDARD.decode(text) {
                 Ok(bytes) => Ok((name.clone(), bytes)),
-                Err(_) => Err(Failure::new(
-                    ExitCode::Refused,
-                    format!(
-                        "{name:?} in the Secret {NAMESPACE}/{SECRET_NAME} is not valid base64; check that the address is that of a Kubernetes API server"
-                    ),
-                )),
+                Err(_) => Err(Failure::refused(format!(
+                    "{name:?} in the Secret {NAMESPACE}/{SECRET_NAME} is not valid base64; check that the address is that of a Kubernetes API server"
+                ))),
             }
         })
         .collect()
@@ -138,12 +135,9 @@ pub async fn configuration(api: &Api) -> Result<(String, String), Failure> {
             "ConfigMap kube-system/kubeadm-config#data.ClusterConfiguration".to_owned(),
             text.to_owned(),
         )),
-        None => Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "{DOING}: it does not exist; run `kubeadm init phase upload-config kubeadm --config FILE` on a control-plane node, or name a file that contains one: --kubeadm-config FILE"
-            ),
-        )),
+        None => Err(Failure::refused(format!(
+            "{DOING}: it does not exist; run `kubeadm init phase upload-config kubeadm --config FILE` on a control-plane node, or name a file that contains one: --kubeadm-config FILE"
+        ))),
     }
 }
 

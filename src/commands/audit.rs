@@ -253,7 +253,7 @@ impl ShowArgs {
         }
         let names = known.join(", ");
         let message = format!("{name}: the log has no entry of it (use one of {names})");
-        Err(Failure::new(ExitCode::Usage, message))
+        Err(Failure::usage(message))
     }
 
     fn filter(&self, items: &mut Vec<EntryRow>) {

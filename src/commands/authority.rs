@@ -145,12 +145,9 @@ fn read_report(root: &NodeRoot, path: &Argument) -> Result<(String, NodeReport),
             .advise("name the report of another node")
     })?;
     let report = serde_json::from_str(&text).map_err(|error| {
-        Failure::new(
-            ExitCode::Refused,
-            format!("--peer-report {shown} is not a valid report"),
-        )
-        .caused_by(error)
-        .advise("write it with nodepki authority status -o json on that node")
+        Failure::refused(format!("--peer-report {shown} is not a valid report"))
+            .caused_by(error)
+            .advise("write it with nodepki authority status -o json on that node")
     })?;
     Ok((shown, report))
 }

@@ -97,8 +97,7 @@ struct TargetArgs {
 
 impl TargetArgs {
     fn target(&self) -> Result<ClusterTarget, Failure> {
-        ClusterTarget::new(&self.cluster, &self.namespace)
-            .map_err(|error| Failure::new(ExitCode::Usage, error))
+        ClusterTarget::new(&self.cluster, &self.namespace).map_err(|error| Failure::usage(error))
     }
 
     /// Returns the names of the Secrets.
@@ -233,8 +232,7 @@ impl SecretsArgs {
         self.require_format(prepared.state())?;
         let is_printed = self.out.is_none() && !self.apply;
         if is_printed && !self.show_secrets {
-            return Err(Failure::new(
-                ExitCode::Usage,
+            return Err(Failure::usage(
                 "the manifest contains private keys (use --out FILE or --apply; --show-secrets prints it to standard output)",
             ));
         }
@@ -294,12 +292,9 @@ impl SecretsArgs {
             ),
             (false, false) => return Ok(()),
         };
-        Err(Failure::new(
-            ExitCode::Usage,
-            format!(
-                "{cause}: the external-CA proposal needs no key in CLUSTER-etcd, and reads ca.crt, in which no such CA may be"
-            ),
-        ))
+        Err(Failure::usage(format!(
+            "{cause}: the external-CA proposal needs no key in CLUSTER-etcd, and reads ca.crt, in which no such CA may be"
+        )))
     }
 }
 
@@ -316,13 +311,10 @@ fn write_manifest(
         None => None,
     };
     let (Some(directory), Some((_, name))) = (directory, named) else {
-        return Err(Failure::new(
-            ExitCode::Usage,
-            format!(
-                "--out {}: the directory does not exist (create it first)",
-                shown.display()
-            ),
-        ));
+        return Err(Failure::usage(format!(
+            "--out {}: the directory does not exist (create it first)",
+            shown.display()
+        )));
     };
     directory.write_atomic(name, secrets::manifest(made).as_bytes(), 0o600)?;
     let names: Vec<String> = made.iter().map(SecretSpec::name).collect();
@@ -337,7 +329,7 @@ fn write_manifest(
 impl SyncArgs {
     fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let target = ClusterTarget::new(&self.cluster, &self.namespace)
-            .map_err(|error| Failure::new(ExitCode::Usage, error))?;
+            .map_err(|error| Failure::usage(error))?;
         let Some(kubeconfig) = &self.kubeconfig else {
             // clap requires --rights then.
             return print(&sync::rights(&target));

@@ -157,9 +157,7 @@ fn download(global: &GlobalOptions, arguments: DownloadArgs) -> Result<ExitCode,
         };
         let key = given.map_or_else(configured, |key| Ok(Some(key)))?;
         let key = key.ok_or_else(|| {
-            Failure::new(
-                ExitCode::Usage,
-                "no certificate key is given (use --certificate-key-file FILE or --certificate-key-fd N, or set join.certificateKey in the nodepki configuration, or controlPlane.certificateKey in the JoinConfiguration)",
+            Failure::usage("no certificate key is given (use --certificate-key-file FILE or --certificate-key-fd N, or set join.certificateKey in the nodepki configuration, or controlPlane.certificateKey in the JoinConfiguration)",
             )
         })?;
         let what = Download {
@@ -187,8 +185,7 @@ fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Fai
     };
     let is_new = given.is_none();
     if is_new && arguments.certificate_key_out.is_none() && !is_text {
-        return Err(Failure::new(
-            ExitCode::Usage,
+        return Err(Failure::usage(
             "a JSON or YAML report does not contain the new certificate key: name a file for the key with --certificate-key-out FILE",
         ));
     }
@@ -288,7 +285,7 @@ fn inputs(
 
 fn new_key() -> Result<CertificateKey, Failure> {
     CertificateKey::generate().map_err(|error: SealError| {
-        Failure::new(ExitCode::Pending, "no certificate key could be generated")
+        Failure::pending("no certificate key could be generated")
             .caused_by(error)
             .advise("run again")
     })
@@ -310,10 +307,10 @@ impl KeyFile {
         let shown = load::shown(root, out);
         let Location { root, path, .. } = load::argument(root, out)?;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(Failure::new(
-                ExitCode::Usage,
-                format!("{} is a directory; name a file", shown.display()),
-            ));
+            return Err(Failure::usage(format!(
+                "{} is a directory; name a file",
+                shown.display()
+            )));
         };
         let file = KeyFile {
             dir: root.create_dir(parent, 0o755)?,
@@ -334,13 +331,10 @@ impl KeyFile {
     }
 
     fn exists(&self) -> Failure {
-        Failure::new(
-            ExitCode::Refused,
-            format!(
-                "{} exists, and its content may be in use; name another file, or remove this one first",
-                self.shown()
-            ),
-        )
+        Failure::refused(format!(
+            "{} exists, and its content may be in use; name another file, or remove this one first",
+            self.shown()
+        ))
     }
 
     fn shown(&self) -> String {

@@ -130,8 +130,7 @@ fn check(
     };
     print(&fold(&line, 4, text_style()))?;
     if strict && !warnings.is_empty() {
-        Err(Failure::new(
-            ExitCode::Configuration,
+        Err(Failure::misconfigured(
             "--strict: a warning counts as an error (correct what it names, or omit --strict)",
         ))
     } else {
@@ -153,8 +152,7 @@ const KUBELETS: &str = "kubelets";
 /// Returns the objects that let nodepki sign for kubelets.
 fn kubelets_setup(loaded: &Loaded, name: Option<&str>) -> Result<String, Failure> {
     if name.is_some() {
-        return Err(Failure::new(
-            ExitCode::Usage,
+        return Err(Failure::usage(
             "--name selects a signer, and `signer-setup kubelets` is about the API server; remove it",
         ));
     }
@@ -199,19 +197,12 @@ pub(super) fn signer_setup(
     }
     if parts.is_empty() {
         let called = only.map_or_else(String::new, |name| format!(" {name}"));
-        return Err(Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "no authority of the configuration has a signer{called} of kind {kind}; name one under authorities.*.signer"
-            ),
-        ));
+        return Err(Failure::misconfigured(format!(
+            "no authority of the configuration has a signer{called} of kind {kind}; name one under authorities.*.signer"
+        )));
     }
-    kind.setup(&parts, &loaded.setup.identity).ok_or_else(|| {
-        Failure::new(
-            ExitCode::Usage,
-            format!("signers of kind {kind} need no setup on a server"),
-        )
-    })
+    kind.setup(&parts, &loaded.setup.identity)
+        .ok_or_else(|| Failure::usage(format!("signers of kind {kind} need no setup on a server")))
 }
 
 pub(super) fn parse_kind(text: &str) -> Result<SignerKind, Failure> {
@@ -221,6 +212,6 @@ pub(super) fn parse_kind(text: &str) -> Result<SignerKind, Failure> {
         let known = SignerKind::ALL.map(SignerKind::as_str);
         let fix = yaml::fix_for(text, known, format!("use one of {}", known.join(", ")));
         let message = format!("{text:?} is not a kind of signer; {fix}");
-        Failure::new(ExitCode::Usage, message)
+        Failure::usage(message)
     })
 }

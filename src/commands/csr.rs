@@ -135,7 +135,7 @@ fn export(
     let mut own_files = [KUBERNETES_DIR, KUBELET_DIR, STATE_DIR].into_iter();
     if target.on_node && own_files.any(|own| target.path.starts_with(own)) {
         let problem = format!("{shown} is for files of the node itself ({EXPORT_DIRECTORY})");
-        return Err(Failure::new(ExitCode::Configuration, problem));
+        return Err(Failure::misconfigured(problem));
     }
     let mut names = Vec::new();
     let directory = &target;
@@ -195,7 +195,7 @@ fn require_writable(
     }
     if let Some(conflict) = bundle::conflict(files, heading, &present, own) {
         let shown = target.on_this_machine().display().to_string();
-        return Err(Failure::new(ExitCode::Refused, shown).caused_by(conflict));
+        return Err(Failure::refused(shown).caused_by(conflict));
     }
     for file in files {
         create_directory_of(file, target)?;
@@ -303,13 +303,10 @@ fn import(
             if is_bundle || failure.code == ExitCode::Pending {
                 return failure;
             }
-            Failure::new(
-                ExitCode::Configuration,
-                format!(
-                    "{} contains neither requests nor certificates, and a file that an import cannot read",
-                    directory.path().display()
-                ),
-            )
+            Failure::misconfigured(format!(
+                "{} contains neither requests nor certificates, and a file that an import cannot read",
+                directory.path().display()
+            ))
             .caused_by(failure)
             .advise(IMPORT_DIRECTORY)
         })?;
@@ -326,10 +323,10 @@ fn import(
             ),
         };
         let shown = load::shown(&root, dir);
-        return Err(Failure::new(
-            ExitCode::Configuration,
-            format!("{}: {problem}", shown.display()),
-        ));
+        return Err(Failure::misconfigured(format!(
+            "{}: {problem}",
+            shown.display()
+        )));
     }
     let node = NodeFacts::of(&loaded);
     let import = agent::import_answers(&root, loaded.setup, &tree.files, now, &terminal);
@@ -422,7 +419,7 @@ impl ImportTree {
 fn refused_directory(error: store::StoreError, advice: &str) -> Failure {
     if let Some(path) = store::not_a_directory(&error) {
         let problem = format!("{} is not a directory ({advice})", path.display());
-        return Failure::new(ExitCode::Configuration, problem);
+        return Failure::misconfigured(problem);
     }
     let is_untrusted = error.is_access_refusal();
     let mut failure = Failure::from(error);
@@ -434,11 +431,8 @@ fn refused_directory(error: store::StoreError, advice: &str) -> Failure {
 }
 
 fn over_limit(directory: &Dir, problem: &str) -> Failure {
-    Failure::new(
-        ExitCode::Configuration,
-        format!(
-            "{}: {problem} (name a directory that contains only the signed certificates)",
-            directory.path().display()
-        ),
-    )
+    Failure::misconfigured(format!(
+        "{}: {problem} (name a directory that contains only the signed certificates)",
+        directory.path().display()
+    ))
 }

@@ -91,10 +91,9 @@ fn refuse_other_nodes(global: &GlobalOptions) -> Result<(), Failure> {
         (None, false) => "--root",
         (None, true) => return Ok(()),
     };
-    Err(Failure::new(
-        ExitCode::Usage,
-        format!("demo has its own root and no settings; remove {option}"),
-    ))
+    Err(Failure::usage(format!(
+        "demo has its own root and no settings; remove {option}"
+    )))
 }
 
 /// Creates `dir` as a root that contains a kubeadm configuration: the example, unless `kubeadm_configs` names others.

@@ -111,7 +111,7 @@ impl InitArgs {
                 .iter()
                 .map(|url| ("server".to_owned(), url.clone())),
         );
-        let unusable = |error: skeleton::BadValue| Failure::new(ExitCode::Usage, error.to_string());
+        let unusable = |error: skeleton::BadValue| Failure::usage(error.to_string());
         // Before the first question: an argument that is not usable ends the command.
         skeleton.verify(&values).map_err(unusable)?;
         let starts_nothing = target.is_image(&root) && skeleton.starts_program();
@@ -123,10 +123,9 @@ impl InitArgs {
         }
         if !self.no_input && stdin().is_terminal() && stderr().is_terminal() {
             self.ask(&root, skeleton, &mut values).map_err(|error| {
-                Failure::new(
-                    ExitCode::Usage,
-                    format!("standard input cannot be read: {error} (use --set and --no-input)"),
-                )
+                Failure::usage(format!(
+                    "standard input cannot be read: {error} (use --set and --no-input)"
+                ))
             })?;
         }
         let filled = skeleton.fill(&values).map_err(unusable)?;
@@ -187,13 +186,10 @@ impl InitArgs {
         }
         let (settings, _) = load::read_settings(root, &LoadInputs::default())?;
         if let Some(name) = settings.signers.keys().next() {
-            return Err(Failure::new(
-                ExitCode::Refused,
-                format!(
-                    "the settings below {} already have the signer {name} (edit them, or write another file with --to FILE)",
-                    root.node_path("/etc/nodepki")
-                ),
-            ));
+            return Err(Failure::refused(format!(
+                "the settings below {} already have the signer {name} (edit them, or write another file with --to FILE)",
+                root.node_path("/etc/nodepki")
+            )));
         }
         let target = OutputTarget::Node(match root.metadata(MAIN_FILE)? {
             None => MAIN_FILE.into(),
@@ -214,8 +210,7 @@ impl InitArgs {
         if !filled.open.is_empty() || !steps::has_setup(kind) {
             return Ok(None);
         }
-        let faulty =
-            |faults: crate::yaml::Faults| Failure::new(ExitCode::Usage, faults.to_string());
+        let faulty = |faults: crate::yaml::Faults| Failure::usage(faults.to_string());
         let mut fragments = match &self.to {
             Some(_) => Vec::new(),
             None => load::settings_fragments(root)?,
@@ -320,13 +315,10 @@ pub(super) fn example(kind: SignerKind) -> Option<String> {
 }
 
 fn no_skeleton(kind: SignerKind) -> Failure {
-    Failure::new(
-        ExitCode::Usage,
-        format!(
-            "signers of kind {kind} need no settings (use --signer, as in `nodepki bootstrap --help`, or one of {})",
-            kinds().join(", ")
-        ),
-    )
+    Failure::usage(format!(
+        "signers of kind {kind} need no settings (use --signer, as in `nodepki bootstrap --help`, or one of {})",
+        kinds().join(", ")
+    ))
 }
 
 /// Asks for a value until it is accepted, or an empty line.
@@ -453,13 +445,10 @@ impl OutputTarget {
         if !exists {
             Ok(())
         } else {
-            Err(Failure::new(
-                ExitCode::Refused,
-                format!(
-                    "{}: the file exists and is not overwritten (remove it, or write another file with --to FILE)",
-                    self.shown(root).display()
-                ),
-            ))
+            Err(Failure::refused(format!(
+                "{}: the file exists and is not overwritten (remove it, or write another file with --to FILE)",
+                self.shown(root).display()
+            )))
         }
     }
 
@@ -475,14 +464,11 @@ impl OutputTarget {
         if parent.is_dir() {
             return Ok(());
         }
-        Err(Failure::new(
-            ExitCode::Usage,
-            format!(
-                "--to {}: the directory {} does not exist (create it, or write another file)",
-                path.display(),
-                parent.display()
-            ),
-        ))
+        Err(Failure::usage(format!(
+            "--to {}: the directory {} does not exist (create it, or write another file)",
+            path.display(),
+            parent.display()
+        )))
     }
 
     fn write(&self, root: &NodeRoot, bytes: &[u8], mode: u32) -> Result<(), Failure> {

@@ -165,7 +165,7 @@ pub(super) fn print_pages(program: Command, dir: Option<&Path>) -> Result<ExitCo
             "{}: is not an existing directory (create it, or name another one)",
             dir.display()
         );
-        return Err(Failure::new(ExitCode::Usage, message));
+        return Err(Failure::usage(message));
     }
     let mut program = program.disable_help_subcommand(true);
     program.build();

@@ -101,12 +101,9 @@ impl PassphraseArgs {
         };
         let (what, contents) = load::certs::secret(root, &source)?;
         Passphrase::from_file(&contents).map(Some).map_err(|error| {
-            Failure::new(
-                ExitCode::Configuration,
-                format!("{what} is not a valid passphrase"),
-            )
-            .caused_by(error)
-            .advise("write one line, for example with `openssl rand -base64 24`")
+            Failure::misconfigured(format!("{what} is not a valid passphrase"))
+                .caused_by(error)
+                .advise("write one line, for example with `openssl rand -base64 24`")
         })
     }
 }

@@ -199,7 +199,7 @@ impl GlobalOptions {
                 "--root: {} is not a directory (name the directory that contains the system)",
                 self.root.display()
             );
-            return Err(Failure::new(ExitCode::Usage, message));
+            return Err(Failure::usage(message));
         }
         let root = NodeRoot::open(&self.root).map_err(|error| match self.root.try_exists() {
             Ok(false) => Failure::caused(ExitCode::Usage, "--root", error)
@@ -249,22 +249,19 @@ pub(super) fn node_directory(
     if found.on_node {
         Ok(Some(found.path))
     } else {
-        Err(Failure::new(
-            ExitCode::Usage,
-            format!(
-                "{option}: {} is not below {} (write {} for the directory of the node)",
-                given.display(),
-                root.path().display(),
-                root.on_this_machine(&found.path).display()
-            ),
-        ))
+        Err(Failure::usage(format!(
+            "{option}: {} is not below {} (write {} for the directory of the node)",
+            given.display(),
+            root.path().display(),
+            root.on_this_machine(&found.path).display()
+        )))
     }
 }
 
 pub(super) fn node_name(given: &str) -> Result<NodeName, Failure> {
-    given.parse().map_err(|error| {
-        Failure::new(ExitCode::Usage, format!("--node-name {given:?}")).caused_by(error)
-    })
+    given
+        .parse()
+        .map_err(|error| Failure::usage(format!("--node-name {given:?}")).caused_by(error))
 }
 
 /// Parses a duration on the command line.

@@ -90,7 +90,7 @@ pub(super) fn print_warnings(warnings: &[String]) {
 }
 
 fn unprintable(error: impl std::error::Error + 'static) -> Failure {
-    Failure::new(ExitCode::Pending, "the result cannot be printed").caused_by(error)
+    Failure::pending("the result cannot be printed").caused_by(error)
 }
 
 /// Reports a commit that an earlier run has not finished. A state directory that cannot be read is reported by the command

@@ -98,10 +98,7 @@ pub(super) fn unknown_name(name: &str, registered: &[&str]) -> Failure {
     let known = known.concat();
     let otherwise = format!("use one of {}", known.join(", "));
     let fix = yaml::fix_for(name, known, otherwise);
-    Failure::new(
-        ExitCode::Usage,
-        format!("{name:?} is not the name of a certificate ({fix})"),
-    )
+    Failure::usage(format!("{name:?} is not the name of a certificate ({fix})"))
 }
 
 /// Verifies that the node has all these certificates by its configuration.
@@ -118,13 +115,10 @@ fn require_planned(names: &BTreeSet<CertName>, loaded: &Loaded) -> Result<(), Fa
         return Err(unknown_name(name.as_str(), &registered));
     }
     let planned: Vec<_> = plan.certs.iter().map(|spec| spec.name().as_str()).collect();
-    Err(Failure::new(
-        ExitCode::Usage,
-        format!(
-            "{name}: this node does not have such a certificate by its configuration (use one of {})",
-            planned.join(", ")
-        ),
-    ))
+    Err(Failure::usage(format!(
+        "{name}: this node does not have such a certificate by its configuration (use one of {})",
+        planned.join(", ")
+    )))
 }
 
 impl RenewArgs {
@@ -143,8 +137,7 @@ impl RenewArgs {
             (None, true, false) => Scope::All,
             (None, false, false) => Scope::Due,
             (None, false, true) => {
-                return Err(Failure::new(
-                    ExitCode::Usage,
+                return Err(Failure::usage(
                     "--force needs the certificates to renew (add their names, or --all)",
                 ));
             }

@@ -124,7 +124,7 @@ fn require_row(status: &NodeStatus, name: &str) -> Result<CertName, Failure> {
         known => format!("use one of {}", known.join(", ")),
     };
     let message = format!("{name}: this node does not have such a certificate ({fix})");
-    Err(Failure::new(ExitCode::Usage, message))
+    Err(Failure::usage(message))
 }
 
 /// Returns the text for the only certificate of the status.

@@ -385,10 +385,7 @@ impl Simulation {
         let read = async || {
             reads.set(reads.get() + 1);
             if broken && reads.get() > 1 {
-                return Err(Failure::new(
-                    ExitCode::Configuration,
-                    "config.yaml:3:1: unknown field",
-                ));
+                return Err(Failure::misconfigured("config.yaml:3:1: unknown field"));
             }
             let inputs = LoadInputs {
                 stand_ins: CommandLineSettings {

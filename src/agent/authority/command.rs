@@ -15,7 +15,7 @@ use super::objects::{self, RotationMap};
 use super::outside::outside;
 use super::rotate::certificate;
 use super::service_account::{self, PresentPair};
-use super::{read_certificates, refused, require_known_algorithm, require_pins};
+use super::{read_certificates, require_known_algorithm, require_pins};
 use crate::agent::keys::require_self_test;
 use crate::agent::load::{self, KubeconfigFile, Loaded};
 use crate::agent::{ExitCode, Failure};
@@ -64,7 +64,7 @@ pub struct NodeView {
 }
 
 fn invalid(key: &str, why: &str) -> Failure {
-    refused(format!(
+    Failure::refused(format!(
         "the rotation {key} in the ConfigMap kube-system/{name} is not valid: {why} (correct or remove the entry with kubectl -n kube-system edit configmap {name})",
         name = objects::NAME
     ))
@@ -109,13 +109,13 @@ pub fn start(
         let present = record.in_progress(authority.into());
         present.is_some_and(|present| present.new.sha256 == fingerprint(new))
     };
-    let offer = evidence.admit(&offered, now).map_err(refused)?;
+    let offer = evidence.admit(&offered, now).map_err(Failure::refused)?;
     let new = match (offer, evidence.bundle.first()) {
         (Offer::New(new), _) => *new,
         // This node has removed the old CA.
         (Offer::InPlace, Some(first)) if is_repeated(first) => first.clone(),
         (Offer::InPlace, _) => {
-            return Err(refused(format!(
+            return Err(Failure::refused(format!(
                 "{} is already the {authority} (name the certificate of another CA with --certificate)",
                 offered.first().map(named).unwrap_or_default()
             )));
@@ -123,7 +123,7 @@ pub fn start(
     };
     require_known_algorithm(loaded, &new, ca.components_verify)?;
     let Some(old) = evidence.bundle.first() else {
-        return Err(refused(format!("{} is empty", evidence.file)));
+        return Err(Failure::refused(format!("{} is empty", evidence.file)));
     };
     let trouble = evidence.signing_trouble();
     if !trouble.is_empty() {
@@ -159,12 +159,9 @@ pub fn start_service_account(
     let pair = PresentPair::read(root, spec)?;
     require_self_test()?;
     let key = PrivateKey::generate(spec.key).map_err(|error| {
-        Failure::new(
-            ExitCode::Pending,
-            "the new service-account key cannot be generated",
-        )
-        .caused_by(error)
-        .advise("run the same command again; nothing was changed")
+        Failure::pending("the new service-account key cannot be generated")
+            .caused_by(error)
+            .advise("run the same command again; nothing was changed")
     })?;
     let start = RotationStart {
         id: id(&key.public_key().sha256(), now),
@@ -270,8 +267,7 @@ pub async fn apply(
             return Ok((view, true));
         }
     }
-    Err(Failure::new(
-        ExitCode::Pending,
+    Err(Failure::pending(
         "the rotation is being changed by others; run the same command again",
     ))
 }
@@ -387,7 +383,7 @@ pub async fn rotated_bundles(
     rotations
         .filter_map(|(subject, rotation)| Some((subject.authority()?, rotation)))
         .map(|(authority, rotation)| {
-            let bundle = RotatedBundle::of(&rotation).map_err(refused)?;
+            let bundle = RotatedBundle::of(&rotation).map_err(Failure::refused)?;
             Ok((authority, bundle))
         })
         .collect()

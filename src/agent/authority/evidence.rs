@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::judge::{Evidence, RolledBack, SignedLeaf, SigningFlag, TrustingFile};
-use crate::agent::{ExitCode, Failure, RunSetup, Survey};
+use crate::agent::{Failure, RunSetup, Survey};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CLIENT_CA_FILE, CertName, FRONT_PROXY_CA_FILE};
 use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
@@ -36,12 +36,9 @@ const SIGNING_FLAGS: [&str; 5] = [
 /// This node has no such authority.
 pub fn spec(setup: &RunSetup, authority: Authority) -> Result<&BundleSpec, Failure> {
     setup.plan.bundle(authority).ok_or_else(|| {
-        Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "this node has no {authority}: a worker has only ca, an etcd member only etcd-ca, and a control-plane node with an external etcd may have no etcd-ca (run the command on a node that has it)"
-            ),
-        )
+        Failure::misconfigured(format!(
+            "this node has no {authority}: a worker has only ca, an etcd member only etcd-ca, and a control-plane node with an external etcd may have no etcd-ca (run the command on a node that has it)"
+        ))
     })
 }
 
@@ -73,13 +70,10 @@ pub fn read(
     };
     let Some(bundle) = bundle.present() else {
         let trouble = bundle.trouble().unwrap_or_default();
-        return Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "{} {trouble}: a CA change requires the CA certificate in place; install it and run again",
-                shown(&spec.path)
-            ),
-        ));
+        return Err(Failure::refused(format!(
+            "{} {trouble}: a CA change requires the CA certificate in place; install it and run again",
+            shown(&spec.path)
+        )));
     };
     let bundle = bundle.certificates().to_vec();
     let mut trusting = read_copies(state, spec)?;

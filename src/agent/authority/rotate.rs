@@ -14,7 +14,7 @@ use super::judge::{Evidence, TrustPart, fingerprint};
 use super::report::Peers;
 use super::service_account::{self, PairChange};
 use super::step::ChangeStep;
-use super::{StepOrder, StepOutcome, refused, require_pins};
+use super::{StepOrder, StepOutcome, require_pins};
 use crate::agent::load::Loaded;
 use crate::agent::report::{ReportRow, RowAction, RowReason};
 use crate::agent::{Clock, ExitCode, Failure, Progress, RunSetup};
@@ -84,8 +84,8 @@ struct RotatedCertificates {
 impl RotatedCertificates {
     fn of(rotation: &AuthorityRotation) -> Result<Self, Failure> {
         Ok(RotatedCertificates {
-            old: certificate(&rotation.old).map_err(refused)?,
-            new: certificate(&rotation.new).map_err(refused)?,
+            old: certificate(&rotation.old).map_err(Failure::refused)?,
+            new: certificate(&rotation.new).map_err(Failure::refused)?,
         })
     }
 
@@ -558,8 +558,9 @@ async fn take(
     let both = RotatedCertificates::of(rotation)?;
     let mut step = ChangeStep::begin(root, setup, order, "rotate", clock)?;
     let named = |sha256: &str| {
-        both.named(sha256)
-            .ok_or_else(|| refused(format!("sha256:{sha256} is neither the old nor the new CA")))
+        both.named(sha256).ok_or_else(|| {
+            Failure::refused(format!("sha256:{sha256} is neither the old nor the new CA"))
+        })
     };
     let target =
         |step: &ChangeStep<'_>, part| step.evidence.rotated((&both.old, &both.new), part, now);
@@ -569,7 +570,7 @@ async fn take(
             // An undo trusts the old CA again, which was in use on every node.
             if which == "new" {
                 let offer = step.evidence.admit(std::slice::from_ref(ca), now);
-                offer.map_err(refused)?;
+                offer.map_err(Failure::refused)?;
             }
             let trouble = step.evidence.signing_trouble();
             if !trouble.is_empty() {
@@ -597,7 +598,7 @@ async fn take(
         Some(NodeStep::Remove(sha256)) => {
             let (ca, _) = named(sha256)?;
             if let Some(stranded) = step.evidence.stranded(ca, now) {
-                return Err(refused(stranded));
+                return Err(Failure::refused(stranded));
             }
             let target = target(&step, TrustPart::Remove(ca));
             step.put_in_place(&target, true, clock)?;

@@ -11,7 +11,7 @@ use rustls::crypto::hpke::{EncapsulatedSecret, Hpke, HpkePrivateKey, HpkePublicK
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::agent::{ExitCode, Failure};
+use crate::agent::Failure;
 use crate::spec::authority_rotation::AuthorityRotation;
 use crate::store::{NodeRoot, SealingKeyRecord};
 
@@ -49,12 +49,9 @@ pub(super) fn sealing_key(root: &NodeRoot) -> Result<String, Failure> {
 
 fn generate() -> Result<SealingKeyRecord, Failure> {
     let (public, private) = suite().generate_key_pair().map_err(|error| {
-        Failure::new(
-            ExitCode::Pending,
-            "the key pair with which others encrypt for this node cannot be generated",
-        )
-        .caused_by(error)
-        .advise("run the same command again")
+        Failure::pending("the key pair with which others encrypt for this node cannot be generated")
+            .caused_by(error)
+            .advise("run the same command again")
     })?;
     Ok(SealingKeyRecord {
         public: BASE64_STANDARD.encode(public.0),

@@ -20,7 +20,6 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::evidence;
-use super::refused;
 use super::sealed;
 use crate::agent::{self, Clock, ExitCode, Failure, RunSetup, audit};
 use crate::kube::components::{Component, ReplacedFile};
@@ -46,8 +45,7 @@ const SUBJECT: RotationSubject = RotationSubject::ServiceAccount;
 /// This node has no such pair.
 pub(super) fn spec(setup: &RunSetup) -> Result<&ServiceAccountSpec, Failure> {
     setup.plan.service_account.as_ref().ok_or_else(|| {
-        Failure::new(
-            ExitCode::Configuration,
+        Failure::misconfigured(
             "this node has no service-account key (run the command on a control-plane node)",
         )
     })
@@ -134,7 +132,7 @@ impl PresentPair {
 }
 
 fn unusable(path: &NodePath, why: impl std::fmt::Display) -> Failure {
-    refused(format!(
+    Failure::refused(format!(
         "{path}: {why} (copy both sa.key and sa.pub from another control-plane node)"
     ))
 }
@@ -358,10 +356,9 @@ pub(super) fn take(
             let kept = kept(root, rotation)?;
             let key = kept.and_then(|kept| private_key(&kept.keys, sha256));
             let Some(key) = key else {
-                return Err(Failure::new(
-                    ExitCode::Pending,
-                    format!("the private key of sha256:{sha256} has not reached this node yet"),
-                ));
+                return Err(Failure::pending(format!(
+                    "the private key of sha256:{sha256} has not reached this node yet"
+                )));
             };
             replace_private(&mut commit, spec, &pair, &key, now);
             // Unique on this node: each change takes longer than a nanosecond.
@@ -372,7 +369,7 @@ pub(super) fn take(
             let key = named(rotation, sha256)?;
             // kube-apiserver verifies with sa.pub, and would refuse every token that this node signs.
             if *pair.private.public_key() == key {
-                return Err(refused(format!(
+                return Err(Failure::refused(format!(
                     "{} is the key sha256:{sha256}",
                     spec.private
                 )));
@@ -439,11 +436,11 @@ fn named(rotation: &AuthorityRotation, sha256: &str) -> Result<PublicKey, Failur
     let mut both = [&rotation.old, &rotation.new].into_iter();
     let found = both.find(|rotated| rotated.sha256 == sha256);
     let found = found.ok_or_else(|| {
-        refused(format!(
+        Failure::refused(format!(
             "sha256:{sha256} is neither the old nor the new key"
         ))
     })?;
-    public_key(found).map_err(refused)
+    public_key(found).map_err(Failure::refused)
 }
 
 /// Returns the trusted keys with another one: the key that signs is first.

@@ -13,7 +13,7 @@ use super::cluster::{self, ClusterView};
 use super::evidence;
 use super::judge::{ChangeTarget, Evidence, named};
 use super::report::{AuthorityReport, PeerRequirement};
-use super::{StepOrder, StepOutcome, all_refused, refused};
+use super::{StepOrder, StepOutcome};
 use crate::agent::load;
 use crate::agent::{
     self, Clock, ExitCode, Failure, Progress, RunSetup, Survey, SurveyedCert, audit,
@@ -79,7 +79,7 @@ fn require_no_rotation(root: &NodeRoot, authority: Authority) -> Result<(), Fail
     let record = root.cluster_rotations()?;
     match record.in_progress(authority.into()) {
         None => Ok(()),
-        Some(rotation) => Err(refused(format!(
+        Some(rotation) => Err(Failure::refused(format!(
             "rotation {} of {authority} is in phase {} on the whole cluster, and nodepki.service takes its steps on every node (see nodepki authority watch {authority}; nodepki authority undo {authority} reverts it)",
             rotation.id, rotation.phase
         ))),
@@ -177,7 +177,7 @@ impl<'a> ChangeStep<'a> {
         if missing.is_empty() {
             Ok(())
         } else {
-            Err(all_refused(missing))
+            Err(Failure::with_messages(ExitCode::Refused, missing))
         }
     }
 
@@ -202,7 +202,7 @@ impl<'a> ChangeStep<'a> {
             return Ok(());
         };
         let trust = TrustBundle::from_certificates(vec![ca.clone()])
-            .map_err(|error| refused(error.to_string()))?;
+            .map_err(|error| Failure::refused(error.to_string()))?;
         let (mut store, notes) = agent::open_store(self.root, self.setup, "authority", clock)?;
         self.notes.extend(notes);
         agent::rehearse(&mut store, self.setup, cert, &trust, clock, progress).await?;
@@ -287,13 +287,10 @@ impl<'a> ChangeStep<'a> {
         self.survey = self.setup.survey_of(&state, now)?;
         let found = evidence::read(&state, self.setup, &self.survey, self.order.authority)?;
         if found.bundle != self.evidence.bundle || found.change != self.evidence.change {
-            return Err(Failure::new(
-                ExitCode::Pending,
-                format!(
-                    "{} was just changed by another process; run the same command again",
-                    self.evidence.file
-                ),
-            ));
+            return Err(Failure::pending(format!(
+                "{} was just changed by another process; run the same command again",
+                self.evidence.file
+            )));
         }
         // With the kubeconfigs as they are now, since the daemon may have renewed one.
         let (commit, _) = self.commit(target, trust_changes, now)?;
@@ -463,7 +460,7 @@ impl<'a> ChangeStep<'a> {
             return Ok(None);
         };
         let unusable = |why: String| {
-            refused(format!(
+            Failure::refused(format!(
                 "{}: {why} (correct the file, or move it away and run nodepki bootstrap, which writes a new one; then run again)",
                 self.root.on_this_machine(path).display()
             ))
@@ -557,7 +554,7 @@ impl<'a> ChangeStep<'a> {
         if !text.contains(&*list.to_string_lossy()) {
             Ok(())
         } else {
-            Err(refused(format!(
+            Err(Failure::refused(format!(
                 "{} names {}, which contains only revocation lists of the old CA, and etcd does not start without the file (install the new CA's list with `nodepki crl`, or remove the flag from the manifest, and run again)",
                 self.root.node_path(ETCD_MANIFEST),
                 self.root.node_path(list)

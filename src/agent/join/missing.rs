@@ -8,8 +8,7 @@ use time::OffsetDateTime;
 
 use super::SHARED_CERTS_SECRET;
 use crate::agent::{
-    ExitCode, Failure, ProvidedBundle, ProvidedFile, RunSetup, ServiceAccount, Survey,
-    SurveyedBundle,
+    Failure, ProvidedBundle, ProvidedFile, RunSetup, ServiceAccount, Survey, SurveyedBundle,
 };
 use crate::cluster::discovery::Discovered;
 use crate::kube::kubeadm_certs::{SharedCerts, SharedFile, UPLOAD_COMMAND};
@@ -186,14 +185,11 @@ impl MissingFiles {
             Some(ProvidedBundle { from, bundle, .. })
                 if !verified.accepts(bundle) && !bundle.accepts(verified) =>
             {
-                Err(Failure::new(
-                    ExitCode::Refused,
-                    format!(
-                        "{} in {from} is not the CA of the cluster at {}: it contains {bundle}, but {verified} vouches for the API server; find out which of the two was changed, then run `{UPLOAD_COMMAND}` on a control-plane node",
-                        SharedFile::Authority(Authority::Ca),
-                        discovered.server
-                    ),
-                ))
+                Err(Failure::refused(format!(
+                    "{} in {from} is not the CA of the cluster at {}: it contains {bundle}, but {verified} vouches for the API server; find out which of the two was changed, then run `{UPLOAD_COMMAND}` on a control-plane node",
+                    SharedFile::Authority(Authority::Ca),
+                    discovered.server
+                )))
             }
             None if !self.pinned => {
                 let from = format!("the cluster at {}", discovered.server);
@@ -327,10 +323,10 @@ fn service_account(shared: &SharedCerts) -> Result<Option<ServiceAccount>, Failu
 }
 
 fn unusable(entry: SharedFile, error: impl std::error::Error + 'static) -> Failure {
-    Failure::new(
-        ExitCode::Refused,
-        format!("{} in {SHARED_CERTS_SECRET} is unusable", entry.as_str()),
-    )
+    Failure::refused(format!(
+        "{} in {SHARED_CERTS_SECRET} is unusable",
+        entry.as_str()
+    ))
     .caused_by(error)
     .advise(format!("run `{UPLOAD_COMMAND}` on a control-plane node"))
 }

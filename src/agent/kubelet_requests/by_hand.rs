@@ -8,7 +8,7 @@ use super::object;
 use super::reserved_names;
 use super::view::NodeParts;
 use crate::agent::load::Loaded;
-use crate::agent::{Clock, ExitCode, Failure};
+use crate::agent::{Clock, Failure};
 use crate::cluster::api::{Api, ApiError};
 use crate::cluster::watch::{Watch, WatchChange};
 use crate::kube::csr_object::{CsrObject, KubeletCertificate};
@@ -68,8 +68,7 @@ impl RequestDesk {
     /// A node that is not a control-plane node: the names of the API server are unknown.
     pub fn new(api: Api, loaded: &Loaded, clock: Clock) -> Result<Self, Failure> {
         let Some(reserved) = reserved_names(loaded) else {
-            return Err(Failure::new(
-                ExitCode::Configuration,
+            return Err(Failure::misconfigured(
                 "this node is not a control-plane node: the names of the API server are not known here (run this on a control-plane node)",
             ));
         };
@@ -147,7 +146,7 @@ impl RequestDesk {
                 None => None,
             };
             let (Some(found), Some(request)) = (found, request) else {
-                return Err(refused(format!(
+                return Err(Failure::refused(format!(
                     "{name}: no request of a kubelet has this name (see nodepki kubelets list)"
                 )));
             };
@@ -179,10 +178,9 @@ impl RequestDesk {
                 }
             }
         }
-        Err(Failure::new(
-            ExitCode::Pending,
-            format!("{name}: other clients change the request at the same time (run again)"),
-        ))
+        Err(Failure::pending(format!(
+            "{name}: other clients change the request at the same time (run again)"
+        )))
     }
 
     /// Returns the object with the decision.
@@ -196,7 +194,7 @@ impl RequestDesk {
     ) -> Result<Value, Failure> {
         let name = &request.name;
         if listed.state != "pending" {
-            return Err(refused(format!(
+            return Err(Failure::refused(format!(
                 "{name}: the request is already {} (a decision cannot be changed; the kubelet makes a new request)",
                 listed.state
             )));
@@ -214,10 +212,12 @@ impl RequestDesk {
                     KubeletDecision::Fail(finding)
                     | KubeletDecision::Deny(finding)
                     | KubeletDecision::Wait { finding, .. },
-                ) => Err(refused(format!(
+                ) => Err(Failure::refused(format!(
                     "{name}: nodepki would not sign it: {finding} (an approval cannot replace this rule)"
                 ))),
-                _ => Err(refused(format!("{name}: the request cannot be read"))),
+                _ => Err(Failure::refused(format!(
+                    "{name}: the request cannot be read"
+                ))),
             };
         };
         let reason = DENIED_BY_ADMINISTRATOR;
@@ -230,7 +230,7 @@ impl RequestDesk {
     /// A name that is not valid, and failures of the API server.
     pub async fn revoke(&self, name: &str, revokes: bool) -> Result<bool, Failure> {
         if !is_dns_subdomain(name) {
-            return Err(refused(format!(
+            return Err(Failure::refused(format!(
                 "{name:?} is not a valid node name (write the name of the Node, as kubectl get nodes prints it)"
             )));
         }
@@ -268,10 +268,9 @@ impl RequestDesk {
                 Err(error) => return Err(Failure::of_cluster("writing the known Nodes", error)),
             }
         }
-        Err(Failure::new(
-            ExitCode::Pending,
-            format!("{name}: other clients change the known Nodes at the same time (run again)"),
-        ))
+        Err(Failure::pending(format!(
+            "{name}: other clients change the known Nodes at the same time (run again)"
+        )))
     }
 
     /// Binds the name of a request that waits for this to the present Node.
@@ -351,8 +350,4 @@ impl RequestDesk {
 
 fn of_finding(finding: &RuleFinding) -> (String, String) {
     (finding.reason.as_str().to_owned(), finding.message.clone())
-}
-
-fn refused(message: String) -> Failure {
-    Failure::new(ExitCode::Refused, message)
 }

@@ -72,8 +72,7 @@ pub async fn sharing(
             api
         }
         (None, None) => {
-            return Err(Failure::new(
-                ExitCode::Usage,
+            return Err(Failure::usage(
                 "the address of the cluster is unknown: name a kubeconfig with --kubeconfig FILE, or the node's JoinConfiguration with --kubeadm-config FILE",
             ));
         }
@@ -118,12 +117,9 @@ async fn kept_cluster(api: &Api) -> Result<ClusterConfig, Failure> {
     match kept.cluster() {
         Some(cluster) if !kept.faults().has_errors() => Ok(cluster.clone()),
         Some(_) => Err(faulty(kept.faults().clone())),
-        None => Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "{name} is not a ClusterConfiguration; name a file that contains one: --kubeadm-config FILE"
-            ),
-        )),
+        None => Err(Failure::refused(format!(
+            "{name} is not a ClusterConfiguration; name a file that contains one: --kubeadm-config FILE"
+        ))),
     }
 }
 
@@ -144,8 +140,7 @@ pub fn certificate_key(root: &NodeRoot, source: &KeySource) -> Result<Certificat
     if let KeySource::File(text) = source
         && text.parse::<CertificateKey>().is_ok()
     {
-        return Err(Failure::new(
-            ExitCode::Usage,
+        return Err(Failure::usage(
             "--certificate-key-file takes the name of a file, and was given a certificate key, which every user of this machine can see in the list of processes: upload again with another key, and put that key into a file of mode 0600",
         ));
     }
@@ -180,9 +175,8 @@ fn open(root: &NodeRoot, source: &KeySource) -> Result<(String, ReadResult), Fai
     match source {
         KeySource::File(text) => {
             let file = if text.starts_with("credential:") {
-                SecretFile::parse(text).map_err(|(what, fix)| {
-                    Failure::new(ExitCode::Usage, format!("{text} {what}; {fix}"))
-                })?
+                SecretFile::parse(text)
+                    .map_err(|(what, fix)| Failure::usage(format!("{text} {what}; {fix}")))?
             } else {
                 SecretFile::Path(text.into())
             };
@@ -219,7 +213,7 @@ fn key_in(what: &str, read: ReadResult) -> Result<CertificateKey, Failure> {
     })?;
     let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
     text.parse().map_err(|error: CertificateKeyError| {
-        Failure::new(ExitCode::Configuration, key())
+        Failure::misconfigured(key())
             .caused_by(error)
             .advise(advice.as_str())
     })

@@ -180,7 +180,7 @@ pub(super) fn no_configuration(root: &NodeRoot, settings: &Settings, is_running:
             "there is no kubeadm configuration: none of {tried} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files"
         )
     };
-    Failure::new(ExitCode::Configuration, "").caused_by(NoConfiguration(message))
+    Failure::misconfigured("").caused_by(NoConfiguration(message))
 }
 
 /// Returns whether the node has the CA certificate of the cluster in the documents. After `kubeadm reset` it does not,

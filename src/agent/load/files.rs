@@ -145,13 +145,10 @@ pub fn existing_sources(
     }
     let bytes: usize = sources.iter().map(|(_, text)| text.len()).sum();
     if bytes > MAX_KUBEADM_BYTES {
-        return Err(Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "kubeadm configuration: the {} files have {bytes} bytes, at most {MAX_KUBEADM_BYTES} are read (name only the files of this node)",
-                sources.len()
-            ),
-        ));
+        return Err(Failure::misconfigured(format!(
+            "kubeadm configuration: the {} files have {bytes} bytes, at most {MAX_KUBEADM_BYTES} are read (name only the files of this node)",
+            sources.len()
+        )));
     }
     Ok(sources)
 }

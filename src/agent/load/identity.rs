@@ -189,14 +189,11 @@ impl Recorded {
             return Ok(());
         }
         let pending: Vec<&str> = self.pending.iter().map(|name| name.as_str()).collect();
-        Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "requests are pending ({}), and {} does not say for which node: run again with the kubeadm file that they were made with (--kubeadm-config FILE)",
-                pending.join(", "),
-                root.on_this_machine(node_record_path()).display()
-            ),
-        ))
+        Err(Failure::refused(format!(
+            "requests are pending ({}), and {} does not say for which node: run again with the kubeadm file that they were made with (--kubeadm-config FILE)",
+            pending.join(", "),
+            root.on_this_machine(node_record_path()).display()
+        )))
     }
 
     /// Compares the wanted identity with every source of the node's own.

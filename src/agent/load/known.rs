@@ -188,13 +188,10 @@ impl KnownConfiguration {
             known.documents = known.over(kept);
             // kubeadm's defaults would give a running node the names and addresses of another cluster.
             if known.documents.cluster().is_none() && !known.documents.faults().has_errors() {
-                return Err(Failure::new(
-                    ExitCode::Configuration,
-                    format!(
-                        "{} does not contain a ClusterConfiguration; put the cluster's there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}'), or remove the file, and nodepki fetches it from the cluster",
-                        root.node_path(join::CLUSTER_CONFIGURATION_COPY)
-                    ),
-                ));
+                return Err(Failure::misconfigured(format!(
+                    "{} does not contain a ClusterConfiguration; put the cluster's there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}'), or remove the file, and nodepki fetches it from the cluster",
+                    root.node_path(join::CLUSTER_CONFIGURATION_COPY)
+                )));
             }
         }
         Ok(known)
@@ -287,13 +284,10 @@ impl KnownConfiguration {
     /// Fails without any kubeadm configuration. A worker needs none: its own files are sufficient.
     pub(super) fn require_configuration(&self, root: &NodeRoot) -> Result<(), Failure> {
         if !root.is_this_machine() && matches!(root.metadata("/etc"), Ok(None)) {
-            return Err(Failure::new(
-                ExitCode::Configuration,
-                format!(
-                    "there is no directory {} (mount the file system of the node there, or correct --root)",
-                    root.on_this_machine("/etc").display()
-                ),
-            ));
+            return Err(Failure::misconfigured(format!(
+                "there is no directory {} (mount the file system of the node there, or correct --root)",
+                root.on_this_machine("/etc").display()
+            )));
         }
         let is_described = !self.sources.is_empty() && !self.describes_nothing();
         let is_known = is_described || self.kept.is_some() || self.is_worker();
@@ -433,13 +427,10 @@ impl KnownConfiguration {
         if self.settings.role != RoleSetting::Etcd || !self.state.has_apiserver_manifest() {
             return Ok(());
         }
-        Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "role is etcd, but {} runs kube-apiserver on this node (remove the setting: a control-plane node with its own etcd needs none)",
-                root.node_path(APISERVER_MANIFEST)
-            ),
-        ))
+        Err(Failure::refused(format!(
+            "role is etcd, but {} runs kube-apiserver on this node (remove the setting: a control-plane node with its own etcd needs none)",
+            root.node_path(APISERVER_MANIFEST)
+        )))
     }
 
     /// Returns the facts of this machine, of the running node, and of an earlier run that this one continues.
@@ -564,10 +555,9 @@ fn mark_changing(root: &NodeRoot, plan: &mut NodeSpec) -> Result<(), Failure> {
 /// Fails if this machine could not read a file below the root, because conclusions from the other files may be wrong.
 fn require_readable(root: &NodeRoot) -> Result<(), Failure> {
     match root.machine_fault() {
-        Some(fault) => Err(Failure::new(
-            ExitCode::Pending,
-            format!("{fault}; the other files alone do not show the state of the node: run again"),
-        )),
+        Some(fault) => Err(Failure::pending(format!(
+            "{fault}; the other files alone do not show the state of the node: run again"
+        ))),
         None => Ok(()),
     }
 }

@@ -171,7 +171,7 @@ mod tests {
     use time::macros::datetime;
 
     use super::*;
-    use crate::agent::ExitCode;
+
     use crate::signer::FailureClass;
     use crate::x509::CertDifference;
 
@@ -303,9 +303,8 @@ mod tests {
         let [one, other] =
             [CertName::AdminConf, CertName::SuperAdminConf].map(RowReason::Omittable);
         assert!(one != other && one.has_same_cause(&other));
-        let failed = |what: &str| {
-            RowReason::of_failure(&Failure::new(ExitCode::Pending, what.to_owned())).remove(0)
-        };
+        let failed =
+            |what: &str| RowReason::of_failure(&Failure::pending(what.to_owned())).remove(0);
         let signing = |doing: &str, status: u16| {
             let detail = format!("corp: {doing} failed: HTTP {status}");
             let error = SignerError::config(detail, "look").during(doing);

@@ -7,7 +7,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::agent::{ExitCode, Failure};
+use crate::agent::Failure;
 use crate::cluster::api::{self, Api};
 use crate::kube::kubeadm_certs::{NAMESPACE, SECRET_NAME};
 use crate::text::rfc3339;
@@ -67,7 +67,7 @@ pub async fn expire(api: &Api, only_expired: bool, now: OffsetDateTime) -> Resul
             api::ApiError::Refused(status) if status.is_conflict() => {
                 let message =
                     format!("{doing}: another client changed it at the same time; run again");
-                return Err(Failure::new(ExitCode::Pending, message));
+                return Err(Failure::pending(message));
             }
             api::ApiError::Refused(_) => {
                 refused = refused.or(Some(Failure::of_cluster(doing, error)));

@@ -231,7 +231,7 @@ fn random_text(length: usize) -> Result<Zeroizing<String>, Failure> {
 }
 
 fn unsealed(error: kubeadm_certs::SealError) -> Failure {
-    Failure::new(ExitCode::Pending, "nothing was uploaded")
+    Failure::pending("nothing was uploaded")
         .caused_by(error)
         .advise("run again")
 }

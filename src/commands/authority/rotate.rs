@@ -132,7 +132,7 @@ pub(super) fn rotate(
         let record = root.cluster_rotations()?;
         Ok(record.in_progress(subject).is_some())
     };
-    let usage = |message: &str| Err(Failure::new(ExitCode::Usage, message));
+    let usage = |message: &str| Err(Failure::usage(message));
     let (order, keys) = match (subject, certificate) {
         (RotationSubject::ServiceAccount, Some(_)) => {
             return usage(

@@ -114,7 +114,7 @@ pub(super) fn failed(doing: &str, namespace: &str, name: &str, error: api::ApiEr
         && (status.is_conflict() || status.is_already_exists())
     {
         let message = format!("{doing}: another client changed it at the same time; run again");
-        return Failure::new(ExitCode::Pending, message);
+        return Failure::pending(message);
     }
     namespace_missing(&doing, namespace, &error)
         .unwrap_or_else(|| Failure::of_cluster(doing, error))
@@ -133,7 +133,7 @@ pub(super) fn namespace_missing(
         let message = format!(
             "{doing}: the namespace does not exist (create it with kubectl create namespace {namespace}, or correct --namespace)"
         );
-        Failure::new(ExitCode::Refused, message)
+        Failure::refused(message)
     })
 }
 

@@ -19,8 +19,8 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::secrets::{Purpose, SecretSpec};
+use crate::agent::Failure;
 use crate::agent::audit;
-use crate::agent::{ExitCode, Failure};
 use crate::kube::names::Authority;
 use crate::spec::policy::{KeyOwner, KeyPolicy};
 use crate::store::{AuditEvent, AuditRecord, NodeRoot, StoreError};
@@ -129,13 +129,10 @@ impl AuthorityStore<'_> {
         };
         StoredAuthority::parse(&found.bytes).map(Some).map_err(|problem| {
             let file = self.state.on_this_machine(&path);
-            Failure::new(
-                ExitCode::Configuration,
-                format!(
-                    "{}: {problem} (restore the file, or remove it to stop managing CLUSTER-etcd with an etcd client CA)",
-                    file.display()
-                ),
-            )
+            Failure::misconfigured(format!(
+                "{}: {problem} (restore the file, or remove it to stop managing CLUSTER-etcd with an etcd client CA)",
+                file.display()
+            ))
         })
     }
 
@@ -152,8 +149,7 @@ impl AuthorityStore<'_> {
 
     /// Creates an authority in a file, or returns the one that another run has created meanwhile.
     fn create(&self, name: &str, algorithm: KeyAlgorithm) -> Result<StoredAuthority, Failure> {
-        let failed =
-            |error: String| Failure::new(ExitCode::Refused, format!("etcd client CA: {error}"));
+        let failed = |error: String| Failure::refused(format!("etcd client CA: {error}"));
         let key = PrivateKey::generate(algorithm).map_err(|error| failed(error.to_string()))?;
         let key_pem = Zeroizing::new(key.to_pem().as_bytes().to_vec());
         let key_type = key.public_key().key_type().clone();

@@ -62,7 +62,7 @@ pub(super) async fn follow(
     clock: Clock,
 ) -> Result<(), Failure> {
     let unavailable = |error: io::Error| {
-        Failure::new(ExitCode::Pending, "cannot listen for signals")
+        Failure::pending("cannot listen for signals")
             .caused_by(error)
             .advise("run again")
     };

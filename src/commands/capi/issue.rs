@@ -193,15 +193,13 @@ fn adapt(cluster: &mut ClusterConfig, order: &Order) -> Result<(), Failure> {
         };
     }
     if let Some(text) = &order.endpoint {
-        let (endpoint, _) = HostPort::parse(text).map_err(|refusal| {
-            Failure::new(ExitCode::Usage, format!("--endpoint {text:?}: {refusal}"))
-        })?;
+        let (endpoint, _) = HostPort::parse(text)
+            .map_err(|refusal| Failure::usage(format!("--endpoint {text:?}: {refusal}")))?;
         cluster.control_plane_endpoint = Some(endpoint);
     }
     match cluster.control_plane_endpoint {
         Some(_) => Ok(()),
-        None => Err(Failure::new(
-            ExitCode::Usage,
+        None => Err(Failure::usage(
             "the endpoint of the cluster's API server is unknown (add --endpoint HOST:PORT as in the Cluster's spec.controlPlaneEndpoint, or --kubeadm-config FILE with a ClusterConfiguration that has a controlPlaneEndpoint)",
         )),
     }
@@ -214,8 +212,8 @@ fn table(
     policy: &KeyPolicy,
     choices: &Choices,
 ) -> Result<NodeSpec, Failure> {
-    let name = NodeName::from_str(&identity.node)
-        .map_err(|error| Failure::new(ExitCode::Usage, "").caused_by(error))?;
+    let name =
+        NodeName::from_str(&identity.node).map_err(|error| Failure::usage("").caused_by(error))?;
     let node = NodeConfig {
         role: KubeadmRole::Init,
         name,
@@ -331,7 +329,7 @@ impl GivenFile {
             authority, shown, ..
         } = self;
         let message = format!("certificate of authority {authority}: {shown}: {problem}");
-        Failure::new(ExitCode::Configuration, message)
+        Failure::misconfigured(message)
     }
 
     /// Returns the certificates; `None` if the file does not exist.
@@ -379,13 +377,10 @@ pub(super) fn state(root: &NodeRoot, order: &Order) -> Result<NodeRoot, Failure>
     }
     place.create_dir(&path, 0o700)?;
     place.subroot(&path)?.ok_or_else(|| {
-        Failure::new(
-            ExitCode::Pending,
-            format!(
-                "{} was just removed by another process; run again",
-                place.on_this_machine(&path).display()
-            ),
-        )
+        Failure::pending(format!(
+            "{} was just removed by another process; run again",
+            place.on_this_machine(&path).display()
+        ))
     })
 }
 
@@ -601,13 +596,10 @@ impl PreparedIssue {
                 admin,
                 kubeconfig: kubeconfig.document.to_yaml().as_bytes().to_vec().into(),
             }),
-            _ => Err(Failure::new(
-                ExitCode::Pending,
-                format!(
-                    "{} was changed by another run while the Secrets were created; run again",
-                    self.state.path().display()
-                ),
-            )),
+            _ => Err(Failure::pending(format!(
+                "{} was changed by another run while the Secrets were created; run again",
+                self.state.path().display()
+            ))),
         }
     }
 }

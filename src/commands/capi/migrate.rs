@@ -103,8 +103,7 @@ impl MigrationArgs {
     fn authorities(&self) -> Result<BTreeSet<Authority>, Failure> {
         let external_etcd = self.target.external_etcd;
         if external_etcd && self.authority.contains(&Authority::EtcdCa) {
-            return Err(Failure::new(
-                ExitCode::Usage,
+            return Err(Failure::usage(
                 "--authority etcd-ca contradicts --external-etcd (omit one of them)",
             ));
         }

@@ -14,7 +14,7 @@ use super::conditions::Findings;
 use super::rights;
 use super::secrets::{CLUSTER_LABEL, ClusterTarget, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI};
 use super::{apply, cluster_api};
-use crate::agent::{ExitCode, Failure};
+use crate::agent::Failure;
 use crate::cluster::api::{Api, ApiError, Resource};
 use crate::text::rfc3339;
 
@@ -99,23 +99,17 @@ async fn owner(api: &Api, target: &ClusterTarget) -> Result<Value, Failure> {
     let found = found.map_err(|error| {
         let doing = format!("reading the Cluster {name} in {namespace}");
         match &error {
-            ApiError::Refused(status) if status.is_unknown_kind() => Failure::new(
-                ExitCode::Configuration,
-                format!(
-                    "{doing}: the API server does not serve {} (name the management cluster with --kubeconfig; Cluster API v1.11 or newer is required)",
-                    CLUSTER.api_version()
-                ),
-            ),
+            ApiError::Refused(status) if status.is_unknown_kind() => Failure::misconfigured(format!(
+                "{doing}: the API server does not serve {} (name the management cluster with --kubeconfig; Cluster API v1.11 or newer is required)",
+                CLUSTER.api_version()
+            )),
             _ => Failure::of_cluster(doing, error),
         }
     })?;
     let missing = |problem: &str| {
-        Failure::new(
-            ExitCode::Pending,
-            format!(
-                "the Cluster {name} in {namespace} {problem}, and the conditions are stored only as long as it exists (correct the name or --namespace, or run again)"
-            ),
-        )
+        Failure::pending(format!(
+            "the Cluster {name} in {namespace} {problem}, and the conditions are stored only as long as it exists (correct the name or --namespace, or run again)"
+        ))
     };
     let metadata = found.as_ref().and_then(|cluster| cluster.get("metadata"));
     let Some(metadata) = metadata else {
@@ -199,19 +193,16 @@ fn pending(target: &ClusterTarget, problem: &str) -> Failure {
         target.cluster(),
         target.namespace()
     );
-    Failure::new(ExitCode::Pending, message)
+    Failure::pending(message)
 }
 
 fn failed(doing: &str, target: &ClusterTarget, error: ApiError) -> Failure {
     let (kind, name, namespace) = (CONTROL_PLANE_PKI.kind, target.cluster(), target.namespace());
     let doing = format!("{doing} the {kind} {name} in {namespace}");
     match &error {
-        ApiError::Refused(status) if status.is_unknown_kind() => Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "{doing}: the API server does not have its definition (as an administrator: nodepki capi check {name} --crd | kubectl apply -f -)"
-            ),
-        ),
+        ApiError::Refused(status) if status.is_unknown_kind() => Failure::misconfigured(format!(
+            "{doing}: the API server does not have its definition (as an administrator: nodepki capi check {name} --crd | kubectl apply -f -)"
+        )),
         _ => apply::namespace_missing(&doing, namespace, &error)
             .unwrap_or_else(|| Failure::of_cluster(doing, error)),
     }

@@ -127,7 +127,7 @@ pub(super) async fn sync(
 ) -> Result<Expiries, Failure> {
     let trust = authority(api, target).await?;
     if let Err(problem) = trust {
-        return Err(Failure::new(ExitCode::Refused, problem));
+        return Err(Failure::refused(problem));
     }
     let mut machines = Vec::new();
     for machine in list(api, target).await? {
@@ -315,7 +315,7 @@ async fn write_expiry(
         if is_repeated {
             let message =
                 format!("Machine {name}: another client changed it at the same time; run again");
-            return Err(Failure::new(ExitCode::Pending, message));
+            return Err(Failure::pending(message));
         }
         is_repeated = true;
         machine = match read().await? {

@@ -28,12 +28,9 @@ impl ShowArgs {
         let loaded = global.load_running(&self.sources.inputs(global)?)?;
         let name = planned_name(&self.certificate, &loaded)?;
         let refused = |problem: &str| {
-            Failure::new(
-                ExitCode::Refused,
-                format!(
-                    "{name}: {problem} (nodepki csr export DIR records the requests of certificates that are due, and sends nothing)"
-                ),
-            )
+            Failure::refused(format!(
+                "{name}: {problem} (nodepki csr export DIR records the requests of certificates that are due, and sends nothing)"
+            ))
         };
         let Some(recorded) = root.recorded_request(name.into())? else {
             return Err(refused("no request is recorded"));

@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 
 use super::report::MigrationReport;
 use crate::agent::load::{self, Location};
-use crate::agent::{ExitCode, Failure, RunSetup};
+use crate::agent::{Failure, RunSetup};
 use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::kube::paths::KUBERNETES_DIR;
@@ -50,14 +50,11 @@ impl Backup {
         let Location { root, path, .. } = &location;
         let directory = path.parent().unwrap_or(Path::new("/"));
         if root.dir(directory)?.is_none() {
-            return Err(Failure::new(
-                ExitCode::Usage,
-                format!(
-                    "--backup {}: directory {} does not exist (create or mount it)",
-                    root.on_this_machine(path).display(),
-                    root.on_this_machine(directory).display()
-                ),
-            ));
+            return Err(Failure::usage(format!(
+                "--backup {}: directory {} does not exist (create or mount it)",
+                root.on_this_machine(path).display(),
+                root.on_this_machine(directory).display()
+            )));
         }
         Ok(Backup {
             location,
@@ -192,13 +189,10 @@ impl Backup {
                 }
             }
         };
-        Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "{} exists and is not the backup of these keys ({why}); a backup is never overwritten: name another file with --backup",
-                self.shown().display()
-            ),
-        ))
+        Err(Failure::refused(format!(
+            "{} exists and is not the backup of these keys ({why}); a backup is never overwritten: name another file with --backup",
+            self.shown().display()
+        )))
     }
 
     /// Reads the keys, and reports a backup that cannot be opened.
@@ -301,8 +295,7 @@ impl Backup {
 
     /// Returns the failure of `--apply` without a backup.
     pub(in crate::commands) fn required() -> Failure {
-        Failure::new(
-            ExitCode::Usage,
+        Failure::usage(
             "--apply removes CA keys and needs a backup (add --backup FILE and --passphrase-file FILE)",
         )
     }
@@ -321,8 +314,7 @@ impl Backup {
             return Ok(record);
         }
         let unwritten = format!("the backup {} cannot be written", self.shown().display());
-        let failed =
-            |what: &str| Failure::new(ExitCode::Pending, what).advise("nothing was removed");
+        let failed = |what: &str| Failure::pending(what).advise("nothing was removed");
         let named = keys.iter().map(|(authority, ours)| (*authority, &ours.key));
         let text = text::seal(named, origin, now, &self.passphrase)
             .map_err(|error| failed(&unwritten).caused_by(error))?;

@@ -101,7 +101,7 @@ impl<K> MigrationReport<K> {
 
     /// Adds a reason why nothing is applied.
     pub(in crate::commands) fn refuse(&mut self, message: impl Into<String>) {
-        self.unproven.push(Failure::new(ExitCode::Refused, message));
+        self.unproven.push(Failure::refused(message));
     }
 
     /// Replaces the action of rows that have `planned`.

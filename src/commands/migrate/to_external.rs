@@ -15,7 +15,7 @@ use super::backup::{Backup, BackupOrigin, CaKey};
 use super::report::{AuthorityRow, Direction, KeyAction, MigrationReport};
 use crate::agent::audit::KEYS_REMOVED;
 use crate::agent::{
-    self, Clock, ExitCode, Failure, Progress, RunSetup, ServiceAccountAction, SignerAnswer, Survey,
+    self, Clock, Failure, Progress, RunSetup, ServiceAccountAction, SignerAnswer, Survey,
     SurveyedBundle, SurveyedCert, audit,
 };
 use crate::kube::names::{Authority, CertName};
@@ -150,15 +150,12 @@ fn refuse_second_backup(
         .map(|path| root.node_path(path.as_path()).to_string());
     let gone: Vec<String> = gone.collect();
     let earlier = earlier.shown(root);
-    Err(Failure::new(
-        ExitCode::Refused,
-        format!(
-            "an interrupted run has removed {} and written its backup to {}, so that {} would lack these keys",
-            gone.join(", "),
-            earlier.display(),
-            backup.shown().display()
-        ),
-    )
+    Err(Failure::refused(format!(
+        "an interrupted run has removed {} and written its backup to {}, so that {} would lack these keys",
+        gone.join(", "),
+        earlier.display(),
+        backup.shown().display()
+    ))
     .advise(format!(
         "run again with --backup {0} and its passphrase; for another backup, first restore the keys: nodepki migrate to-internal --backup {0} --passphrase-file FILE --apply",
         earlier.display()
@@ -198,18 +195,12 @@ fn restore_keys(
         backup.display()
     );
     match store.commit(commit) {
-        Ok(_) => Failure::new(
-            ExitCode::Pending,
-            format!(
-                "{lost}; the keys were restored (name another file with --backup and run again)"
-            ),
-        ),
-        Err(error) => Failure::new(
-            ExitCode::Refused,
-            format!("{lost}; the keys could not be restored"),
-        )
-        .caused_by(error)
-        .advise("copy them from another control-plane node"),
+        Ok(_) => Failure::pending(format!(
+            "{lost}; the keys were restored (name another file with --backup and run again)"
+        )),
+        Err(error) => Failure::refused(format!("{lost}; the keys could not be restored"))
+            .caused_by(error)
+            .advise("copy them from another control-plane node"),
     }
 }
 
@@ -556,10 +547,9 @@ async fn prove_signing(
         let (cert, trust) = match (proof, survey.trust(authority)) {
             (Ok(Some(cert)), Some(trust)) => (cert, trust),
             (Ok(_), _) => {
-                report.unproven.push(Failure::new(
-                    ExitCode::Refused,
-                    format!("this node has no certificate under {authority} with which to prove that its signer signs (--skip-signing-proof omits the proof)"),
-                ));
+                report.unproven.push(Failure::refused(format!(
+                    "this node has no certificate under {authority} with which to prove that its signer signs (--skip-signing-proof omits the proof)"
+                )));
                 continue;
             }
             (Err(failure), _) => {
@@ -603,12 +593,9 @@ fn rehearsed<'a>(
     let cert = certs.clone().find(is_proof);
     let cert = cert.or_else(|| certs.clone().find(is_free));
     match (cert, certs.next()) {
-        (None, Some(_)) => Err(Failure::new(
-            ExitCode::Pending,
-            format!(
-                "the requests for all certificates under {authority} are pending, and a proof that its signer signs would discard one; finish these renewals, then run this command again (--skip-signing-proof omits the proof)"
-            ),
-        )),
+        (None, Some(_)) => Err(Failure::pending(format!(
+            "the requests for all certificates under {authority} are pending, and a proof that its signer signs would discard one; finish these renewals, then run this command again (--skip-signing-proof omits the proof)"
+        ))),
         (cert, _) => Ok(cert),
     }
 }

@@ -196,11 +196,9 @@ fn write(text: &str) -> Result<ExitCode, Failure> {
     let mut stdout = stdout();
     let written = stdout.write_all(text.as_bytes());
     match written.and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(
-            ExitCode::Pending,
-            "standard output cannot be written",
-        )
-        .caused_by(error)),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::pending("standard output cannot be written").caused_by(error))
+        }
         _ => Ok(ExitCode::Done),
     }
 }

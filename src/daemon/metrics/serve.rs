@@ -23,7 +23,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use super::{Metrics, exposition};
-use crate::agent::{Clock, ExitCode, Failure};
+use crate::agent::{Clock, Failure};
 
 /// Maximum number of simultaneous connections. A response takes milliseconds, so the oldest of so many has no request.
 const MAX_CONNECTIONS: usize = 32;
@@ -42,12 +42,9 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// If the address is in use or is not an address of this machine.
 pub async fn bind(listen: SocketAddr) -> Result<TcpListener, Failure> {
     TcpListener::bind(listen).await.map_err(|error| {
-        Failure::new(
-            ExitCode::Configuration,
-            format!("metrics.listen: cannot listen on {listen}"),
-        )
-        .caused_by(error)
-        .advise("stop the process that does (ss -ltnp), or configure another address")
+        Failure::misconfigured(format!("metrics.listen: cannot listen on {listen}"))
+            .caused_by(error)
+            .advise("stop the process that does (ss -ltnp), or configure another address")
     })
 }
 

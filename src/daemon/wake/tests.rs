@@ -439,7 +439,7 @@ fn reports_what_waits_although_all_certificates_are_installed() {
         ),
     ] {
         let report = RunReport {
-            rows: vec![ReportRow::failed(row, Failure::new(ExitCode::Pending, why))],
+            rows: vec![ReportRow::failed(row, Failure::pending(why))],
             ..RunReport::default()
         };
         let soon = START + HOUR / 60;

@@ -1,9 +1,7 @@
 //! The service-account key pair in a commit.
 
 use super::CommitWork;
-use crate::agent::{
-    ExitCode, Failure, ReportRow, RowAction, RunSetup, ServiceAccountAction, report,
-};
+use crate::agent::{Failure, ReportRow, RowAction, RunSetup, ServiceAccountAction, report};
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::Authority;
 use crate::spec::ServiceAccountSpec;
@@ -95,9 +93,8 @@ impl CommitWork<'_> {
         let Some(private) = self.root.read(&spec.private)? else {
             return Ok(());
         };
-        let key = PrivateKey::from_pem(&private.bytes).map_err(|error| {
-            Failure::new(ExitCode::Refused, spec.private.to_string()).caused_by(error)
-        })?;
+        let key = PrivateKey::from_pem(&private.bytes)
+            .map_err(|error| Failure::refused(spec.private.to_string()).caused_by(error))?;
         let public = key.public_key().to_pem().into_bytes();
         self.commit.file(spec.public.clone(), public, Mode::Private);
         if private.metadata.mode & 0o007 != 0 {

@@ -170,7 +170,7 @@ impl RecordedRemoval {
             .map_err(|error| {
                 let file = state.on_this_machine(&path);
                 let what = format!("{}: the record of the backup is not valid", file.display());
-                Failure::new(ExitCode::Refused, what)
+                Failure::refused(what)
                     .caused_by(error)
                     .advise("find the backup of the earlier run and remove the record")
             })
@@ -221,13 +221,10 @@ impl RecordedRemoval {
                 "an interrupted run has removed the key of {gone} and written its backup to {earlier}, which is lost: {why}"
             )));
         }
-        Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "an interrupted run has removed the key of {gone} and written its backup to {earlier}, so that {} would lack it",
-                backup.shown().display()
-            ),
-        )
+        Err(Failure::refused(format!(
+            "an interrupted run has removed the key of {gone} and written its backup to {earlier}, so that {} would lack it",
+            backup.shown().display()
+        ))
         .advise(format!(
             "run again with --backup {earlier} and its passphrase; for another backup, first restore the keys: nodepki capi migrate to-internal {} --namespace {} --kubeconfig FILE --backup {earlier} --passphrase-file FILE --apply",
             wish.target.cluster(),
@@ -529,18 +526,14 @@ async fn restore_keys(
         Ok::<(), Failure>(())
     };
     match restored.await {
-        Ok(()) => Failure::new(
-            ExitCode::Pending,
-            format!(
-                "{lost}; the keys were restored (name another file with --backup and run again)"
+        Ok(()) => Failure::pending(format!(
+            "{lost}; the keys were restored (name another file with --backup and run again)"
+        )),
+        Err(error) => Failure::refused(format!("{lost}; the keys could not be restored"))
+            .caused_by(error)
+            .advise(
+                "copy them from a control-plane node or from a backup of the management cluster",
             ),
-        ),
-        Err(error) => Failure::new(
-            ExitCode::Refused,
-            format!("{lost}; the keys could not be restored"),
-        )
-        .caused_by(error)
-        .advise("copy them from a control-plane node or from a backup of the management cluster"),
     }
 }
 
