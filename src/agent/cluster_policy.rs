@@ -202,9 +202,6 @@ pub(crate) struct ClusterPolicyWatch {
 
 impl ClusterPolicyWatch {
     /// Returns `None` if the setting is off. Sends nothing.
-    ///
-    /// # Errors
-    /// A kubeconfig that cannot be used.
     pub(crate) fn new(
         root: &NodeRoot,
         settings: &ClusterPolicySettings,

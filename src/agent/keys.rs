@@ -44,9 +44,6 @@ pub(super) struct RunKeys {
 
 impl RunKeys {
     /// Starts to generate a key for every slot that has none.
-    ///
-    /// # Errors
-    /// The self-test failed.
     pub(super) fn start(
         &mut self,
         jobs: impl IntoIterator<Item = (Slot, KeyAlgorithm)>,
@@ -87,9 +84,6 @@ impl RunKeys {
 }
 
 /// Tests random source, key generation and signatures, once in a process.
-///
-/// # Errors
-/// The part that fails.
 pub(crate) fn require_self_test() -> Result<(), Failure> {
     static PASSED: AtomicBool = AtomicBool::new(false);
     if PASSED.load(Ordering::Relaxed) {

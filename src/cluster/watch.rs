@@ -91,9 +91,6 @@ where
 impl Api {
     /// Passes all objects to `sink`, page by page: [`Change::Listing`], the objects, [`Change::Listed`]. If the list takes
     /// longer than the API server keeps its version, it starts again with another `Listing`. Returns the resourceVersion.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub(crate) async fn list<T: DeserializeOwned>(
         &self,
         watch: &Watch,

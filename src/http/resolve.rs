@@ -252,9 +252,6 @@ impl Question<IpAddr> {
 
 /// Returns host and port of the servers of a service (RFC 2782), in the order in which to try them; none if DNS names none.
 /// `domain` is the domain of the service; by default, those of resolv.conf are searched.
-///
-/// # Errors
-/// Why DNS does not answer.
 pub(super) async fn servers_of(
     service: &str,
     domain: Option<&str>,

@@ -187,9 +187,6 @@ fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Cluste
 /// kubeadm requires only one pinned certificate and then trusts all of them, including those that a thief of the token may
 /// have added. Here the others are trusted only once a server with a certificate of the returned ones has sent the same
 /// object: a cluster contains two CAs while its CA is changed. No cluster publishes a certificate that is not of a CA.
-///
-/// # Errors
-/// [`ClusterInfoError::NotPinned`] and [`ClusterInfoError::Strangers`].
 pub(crate) fn pinned(
     authority: &TrustBundle,
     pins: &[[u8; 32]],

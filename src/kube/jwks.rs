@@ -46,9 +46,6 @@ pub fn contains_key(jwks: &Value, key: &PublicKey) -> Result<bool, JwksError> {
 }
 
 /// Returns the ids in the set, for messages.
-///
-/// # Errors
-/// A document that is not a key set.
 pub(crate) fn key_ids(jwks: &Value) -> Result<Vec<&str>, JwksError> {
     Ok(entries(jwks)?
         .iter()

@@ -39,9 +39,6 @@ pub(crate) fn end_programs_too() {
 }
 
 /// Starts a program that leads a process group, and records the group.
-///
-/// # Errors
-/// As `spawn`.
 pub(crate) fn spawning(spawn: impl FnOnce() -> io::Result<Child>) -> io::Result<Child> {
     if ENABLED.load(Ordering::Relaxed) {
         STARTED.get_or_init(|| {

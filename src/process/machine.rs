@@ -13,9 +13,6 @@ use nix::errno::Errno;
 const SPARE_SOCKET_PAIRS: usize = 5;
 
 /// Returns an error unless some file descriptors are left. tokio panics if it cannot create a socket pair for signals.
-///
-/// # Errors
-/// Errors of socketpair(2).
 pub(crate) fn require_descriptors() -> io::Result<()> {
     let pairs: Result<Vec<_>, _> = (0..SPARE_SOCKET_PAIRS)
         .map(|_| UnixStream::pair())

@@ -40,9 +40,6 @@ pub(super) struct AuthorityChangesFile {
 
 impl NodeRoot {
     /// Returns the CA changes under way; empty if nothing is recorded.
-    ///
-    /// # Errors
-    /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub(crate) fn authority_changes(
         &self,
     ) -> Result<BTreeMap<Authority, AuthorityChange>, StoreError> {

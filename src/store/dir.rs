@@ -130,9 +130,6 @@ impl Dir {
 
     /// As [`Dir::read`], from the disk: the pages of the file that are already written are dropped from the page cache
     /// first.
-    ///
-    /// # Errors
-    /// As [`Dir::read`].
     pub(crate) fn read_uncached(
         &self,
         name: impl AsRef<OsStr>,
@@ -148,9 +145,6 @@ impl Dir {
 
     /// Returns true if the directory is on a file system in memory or of the kernel (tmpfs, ramfs, proc, sysfs and the
     /// like), or on an overlay whose writable layer is.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn is_volatile(&self) -> Result<bool, StoreError> {
         let failed = |errno| StoreError::io("examine the file system of", &self.path, errno);
         let found = fstatfs(&self.fd).map_err(failed)?;
@@ -169,9 +163,6 @@ impl Dir {
     }
 
     /// Returns true if this directory is one of `others`, which are pairs of device and inode, or is below one.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn is_below(&self, others: &[(u64, u64)]) -> Result<bool, StoreError> {
         let failed = |errno| StoreError::io("examine the directories above", &self.path, errno);
         let mut fd = openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
@@ -214,9 +205,6 @@ impl Dir {
 
     /// Returns the first names that the file system lists, in no order, without temporary files of nodepki: `limit` + 1
     /// names if there are more than `limit`.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn list_at_most(&self, limit: usize) -> Result<Vec<OsString>, StoreError> {
         self.scan(|name| !is_temporary_name(name), limit.saturating_add(1))
     }
@@ -250,9 +238,6 @@ impl Dir {
 
     /// As [`Dir::write_atomic`], while another process may write the same file or recover: neither uses or removes the
     /// temporary file of this process.
-    ///
-    /// # Errors
-    /// As of [`Dir::write_atomic`].
     pub(crate) fn write_unlocked(
         &self,
         name: &str,
@@ -330,9 +315,6 @@ impl Dir {
     ///
     /// rename(2) and unlink(2) fail there with EBUSY. The device number does not show such a mount; openat2(2) with
     /// RESOLVE_NO_XDEV does.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn is_mount_point(&self, name: &OsStr) -> Result<bool, StoreError> {
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)

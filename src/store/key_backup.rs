@@ -116,9 +116,6 @@ impl NodeRoot {
     /// `None` if there is none. Reads only.
     ///
     /// A journal that cannot be read counts as one of [`UnfinishedWork::Files`]: recovery reports the reason.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn unfinished_work(&self) -> Result<Option<UnfinishedWork>, StoreError> {
         if !self.has_unfinished()? {
             return Ok(None);

@@ -47,9 +47,6 @@ struct Mount {
 
 /// Returns the reason why an open file is on a mount of this machine although its path is below `root`; `None` if the
 /// mount is part of the root.
-///
-/// # Errors
-/// If `/proc` cannot be read.
 pub(super) fn foreign(root: impl AsFd, file: impl AsFd) -> io::Result<Option<String>> {
     let (own, of_file) = (mount_of(root.as_fd())?, mount_of(file.as_fd())?);
     if own == of_file {

@@ -126,9 +126,6 @@ pub(crate) fn node_record_path() -> PathBuf {
 
 impl NodeRoot {
     /// Returns the identity of the last run with requests; `None` if no run recorded one.
-    ///
-    /// # Errors
-    /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub(crate) fn saved_node(&self) -> Result<Option<NodeRecord>, StoreError> {
         let file: Option<NodeFile> = self.record(&NODE)?;
         file.map(NodeFile::into_kept_node)
@@ -142,9 +139,6 @@ impl NodeRoot {
 
 impl Store {
     /// Records the identity of the node and `files` of the state directory, each atomically and durably.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn save_node<'a>(
         &self,
         kept: &NodeRecord,

@@ -341,9 +341,6 @@ impl Store {
     }
 
     /// Replaces the CSR of a slot.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn save_csr(
         &self,
         slot: Slot,

@@ -41,9 +41,6 @@ pub(crate) enum KeyRemoval {
 
 impl NodeRoot {
     /// Returns true if [`Locked::recover`] has an interrupted commit to finish or to clean up. Reads only.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn has_unfinished(&self) -> Result<bool, StoreError> {
         for name in [JOURNAL.name, STAGING.name] {
             if self.metadata(format!("{STATE_DIR}/{name}"))?.is_some() {
@@ -54,9 +51,6 @@ impl NodeRoot {
     }
 
     /// Returns the directories in which an interrupted run may have left temporary files.
-    ///
-    /// # Errors
-    /// If the record of them cannot be read.
     pub(crate) fn staging_directories(&self) -> Result<Vec<PathBuf>, StoreError> {
         let path = STAGING.path();
         let Some(found) = self.read(&path)? else {
@@ -79,9 +73,6 @@ impl Locked {
 
     /// As [`Locked::recover`], for a configuration that names further directories, and for a command that may decide anew
     /// about CA keys.
-    ///
-    /// # Errors
-    /// As [`Locked::recover`].
     pub(crate) fn recover_in(
         self,
         known: &KnownDirectories,

@@ -130,9 +130,6 @@ pub struct Unsettled {
 
 impl NodeRoot {
     /// Returns the replaced files that have not taken effect yet; empty if nothing is recorded.
-    ///
-    /// # Errors
-    /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub(crate) fn unsettled(&self) -> Result<Unsettled, StoreError> {
         self.record_at_most(&RESTARTS, MAX_RESTARTS_SIZE)
             .map(Option::unwrap_or_default)
@@ -141,7 +138,7 @@ impl NodeRoot {
     /// Returns the components that must be restarted, or did not become ready after a restart.
     ///
     /// # Errors
-    /// As `NodeRoot::unsettled`.
+    /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub fn restarts(&self) -> Result<Vec<Restart>, StoreError> {
         self.unsettled().map(|unsettled| unsettled.restarts)
     }

@@ -226,9 +226,6 @@ impl NodeRoot {
     }
 
     /// Waits until all data on the file system of a file is on the disk, including the file and its name.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn sync_around(&self, path: impl AsRef<Path>) -> Result<(), StoreError> {
         let path = path.as_ref();
         let failed = |errno| self.error("write", path, errno);

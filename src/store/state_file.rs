@@ -165,9 +165,6 @@ impl NodeRoot {
     }
 
     /// Writes a state file durably, without the lock of a run.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(super) fn keep_record(&self, file: &StateFile, json: &[u8]) -> Result<(), StoreError> {
         let dir = self.create_dir(STATE_DIR, 0o700)?;
         dir.write_unlocked(file.name, json, 0o600).map(drop)

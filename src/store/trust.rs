@@ -109,9 +109,6 @@ impl NodeRoot {
     }
 
     /// As [`NodeRoot::trusted_dir`]; missing directories are created with exactly `mode`, their parents with 0755.
-    ///
-    /// # Errors
-    /// As [`NodeRoot::trusted_dir`].
     pub(crate) fn create_trusted_dir(
         &self,
         path: impl AsRef<Path>,
@@ -277,9 +274,6 @@ impl Dir {
     }
 
     /// As [`Dir::trusted_dir`]; a missing directory is created with exactly `mode`.
-    ///
-    /// # Errors
-    /// As [`Dir::trusted_dir`].
     pub(crate) fn make_trusted_dir(
         &self,
         name: impl AsRef<OsStr>,
@@ -338,9 +332,6 @@ impl Dir {
 
 impl Metadata {
     /// Refuses a file that another user owns or can write to. `path` appears in the message.
-    ///
-    /// # Errors
-    /// [`StoreError::Untrusted`].
     pub(crate) fn require_trust(&self, path: &Path) -> Result<(), StoreError> {
         if is_ours(self.uid) && !is_shared(self) {
             Ok(())
@@ -354,9 +345,6 @@ impl Metadata {
     /// The rule is that of ssh(1) for identity files (`sshkey_perm_ok`): a file of the running user has no permissions
     /// for group and others. In a file of another user the group may read, since the account of a service that
     /// provides a secret shares it with a group (Vault Agent's file sink has mode 0640); others may not.
-    ///
-    /// # Errors
-    /// [`StoreError::NotPrivate`].
     pub(crate) fn require_private(&self, path: &Path) -> Result<(), StoreError> {
         let allowed = if is_ours(self.uid) { 0o700 } else { 0o740 };
         match self.mode & 0o777 & !allowed {
@@ -369,9 +357,6 @@ impl Metadata {
     }
 
     /// Refuses a file that every user can write to. `path` appears in the message.
-    ///
-    /// # Errors
-    /// [`StoreError::Untrusted`].
     pub(crate) fn require_limited_writers(&self, path: &Path) -> Result<(), StoreError> {
         match self.mode & 0o002 {
             0 => Ok(()),

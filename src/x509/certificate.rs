@@ -47,9 +47,6 @@ impl Eq for DistinguishedName {}
 
 impl DistinguishedName {
     /// Parses a DER `Name`.
-    ///
-    /// # Errors
-    /// The problem, in words.
     pub(super) fn from_der(der: &[u8]) -> Result<Self, String> {
         let attributes = strict::attributes(der)?
             .into_iter()

@@ -69,9 +69,6 @@ pub(super) struct CertificateFields<'a> {
 
 /// Verifies that Go parses a DER certificate revocation list. etcd parses it at each handshake. Go:
 /// `ParseRevocationList`.
-///
-/// # Errors
-/// The problem, in words.
 pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), String> {
     let not_der = || NOT_DER.to_owned();
     let mut input = DerReader::new(der);

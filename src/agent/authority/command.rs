@@ -181,9 +181,6 @@ pub fn start_service_account(
 
 /// Returns the order as it is applied to the present rotation: a start with its new CA, or on a node that has its keys,
 /// repeats the rotation in progress, whichever CA or key this node uses meanwhile.
-///
-/// # Errors
-/// The record of the keys cannot be read.
 fn repeated(
     root: &NodeRoot,
     command: &RotationCommand,

@@ -47,9 +47,6 @@ fn failed(doing: &str) -> impl Fn(ApiError) -> Failure {
 }
 
 /// Takes the next action of this node.
-///
-/// # Errors
-/// The cluster or the state directory cannot be read or written.
 pub(super) async fn exchange(root: &NodeRoot, api: &Api, node: &str) -> Result<Exchange, Failure> {
     let record = root.cluster_rotations()?;
     let Some(rotation) = record.rotations.get(&RotationSubject::ServiceAccount) else {

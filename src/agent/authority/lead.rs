@@ -34,9 +34,6 @@ pub(super) enum Led {
 }
 
 /// Takes the next action for each rotation that has not ended.
-///
-/// # Errors
-/// See [`ApiError`].
 pub(super) async fn lead(
     api: &Api,
     now: OffsetDateTime,
@@ -154,9 +151,6 @@ async fn update_cluster_info(
 /// Removes the CA that nodes trust no longer after a rotation from what kube-apiserver publishes to other API servers: it
 /// keeps every certificate there until it expires (`combineCertLists` in
 /// `pkg/controlplane/controller/clusterauthenticationtrust`).
-///
-/// # Errors
-/// See [`ApiError`].
 pub(super) async fn unpublish(api: &Api, ended: &AuthorityRotation) -> Result<(), ApiError> {
     let authority = ended.subject.authority();
     let key = authority.and_then(Authority::client_ca_flag);

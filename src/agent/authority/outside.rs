@@ -65,9 +65,6 @@ struct Owner {
 
 /// Returns a sentence for each object that trusts `old` without `new`, and one on the workloads that were started before
 /// Pods could trust `new`.
-///
-/// # Errors
-/// See [`ApiError`].
 pub(super) async fn outside(
     api: &Api,
     old: &Certificate,

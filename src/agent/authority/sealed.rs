@@ -35,9 +35,6 @@ pub(super) struct SealedKeys {
 }
 
 /// Returns the public key with which others encrypt for this node. It is created when it is needed first.
-///
-/// # Errors
-/// The key cannot be read, created or written.
 pub(super) fn sealing_key(root: &NodeRoot) -> Result<String, Failure> {
     if let Some(record) = root.sealing_key()? {
         return Ok(record.public);

@@ -40,9 +40,6 @@ use crate::x509::{PrivateKey, PublicKey};
 const SUBJECT: RotationSubject = RotationSubject::ServiceAccount;
 
 /// Returns the bundle of this node's pair in the plan.
-///
-/// # Errors
-/// This node has no such pair.
 pub(super) fn spec(setup: &RunSetup) -> Result<&ServiceAccountSpec, Failure> {
     setup.plan.service_account.as_ref().ok_or_else(|| {
         Failure::misconfigured(
@@ -224,9 +221,6 @@ pub(super) fn proof(
 }
 
 /// Adds to a proof the public key with which others encrypt for this node.
-///
-/// # Errors
-/// The key cannot be read, created or written.
 pub(super) fn with_sealing_key(root: &NodeRoot, proof: NodeProof) -> Result<NodeProof, Failure> {
     Ok(NodeProof {
         sealing_key: Some(sealed::sealing_key(root)?),
@@ -235,9 +229,6 @@ pub(super) fn with_sealing_key(root: &NodeRoot, proof: NodeProof) -> Result<Node
 }
 
 /// Returns the private keys of the rotation in the state directory.
-///
-/// # Errors
-/// The record cannot be read.
 pub(super) fn kept(
     root: &NodeRoot,
     rotation: &AuthorityRotation,
@@ -287,9 +278,6 @@ fn private_key(keys: &[u8], sha256: &str) -> Option<PrivateKey> {
 }
 
 /// Returns why the node cannot take a step yet: the private keys have not reached it.
-///
-/// # Errors
-/// The record cannot be read.
 pub(super) fn lacks_keys(
     root: &NodeRoot,
     rotation: &AuthorityRotation,

@@ -108,9 +108,6 @@ pub(super) async fn fetch_configuration(
 
 /// Reads the ClusterConfiguration with the first of these kubeconfigs that is permitted to; otherwise returns the failure
 /// of each.
-///
-/// # Errors
-/// A file of the node that cannot be read.
 pub(super) async fn fetch_with(
     root: &NodeRoot,
     kubeconfigs: &[&str],

@@ -64,9 +64,6 @@ fn settings_files(root: &NodeRoot, inputs: &LoadInputs) -> Result<SettingsFiles,
 }
 
 /// Returns the texts of the settings below the root, `(file, text)`, in the order in which they apply.
-///
-/// # Errors
-/// A file that cannot be read.
 pub(crate) fn settings_fragments(root: &NodeRoot) -> Result<Vec<(String, String)>, Failure> {
     Ok(settings_files(root, &LoadInputs::default())?.fragments)
 }

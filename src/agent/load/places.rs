@@ -89,9 +89,6 @@ pub(crate) fn argument(root: &NodeRoot, argument: &Argument) -> Result<Location,
 }
 
 /// Refuses paths of the command line that could also mean files of the node.
-///
-/// # Errors
-/// As of [`argument`].
 pub(crate) fn verify_arguments<'a>(
     root: &NodeRoot,
     given: impl IntoIterator<Item = &'a Argument>,
@@ -120,9 +117,6 @@ fn shown_as(root: &NodeRoot, rule: PathRule, path: &Path) -> PathBuf {
 }
 
 /// Resolves a path in a definition found at `origin`.
-///
-/// # Errors
-/// As for [`argument`].
 pub(crate) fn defined(
     root: &NodeRoot,
     origin: Origin,

@@ -426,9 +426,6 @@ impl Probe<'_> {
 
     /// Returns the leader among all processes of a component in the cluster; empty if there is none, `None` if they elect
     /// none or the cluster cannot be asked.
-    ///
-    /// # Errors
-    /// The question remained without an answer.
     pub(super) async fn leader(
         &self,
         component: Component,

@@ -118,9 +118,6 @@ impl JudgedSecrets {
     }
 
     /// As [`JudgedSecrets::check`], and stores the conditions.
-    ///
-    /// # Errors
-    /// See [`status::write`].
     pub(super) async fn store(
         &self,
         api: &Api,
@@ -253,9 +250,6 @@ impl Checked {
 
 /// Judges the Secrets of a manifest: YAML documents, or the List that `kubectl get -o yaml` prints. A Secret without a
 /// namespace is taken as one of the cluster's namespace. `file` is the name for messages.
-///
-/// # Errors
-/// The text is not valid YAML.
 fn check_manifest(
     file: &str,
     text: &str,

@@ -209,9 +209,6 @@ impl AuthorityStore<'_> {
 }
 
 /// Returns whether a state directory has an authority.
-///
-/// # Errors
-/// Errors of the file system.
 pub(super) fn exists(state: &NodeRoot) -> Result<bool, Failure> {
     let path = Path::new("/").join(AUTHORITY_FILE);
     Ok(state.metadata(&path)?.is_some())

@@ -73,9 +73,6 @@ pub(super) struct PreparedIssue {
 ///
 /// Reads only the kubeadm configuration that `inputs` names: one at a default path on this machine belongs to another
 /// cluster, usually the management cluster.
-///
-/// # Errors
-/// All faults of all files.
 pub(super) fn load(
     root: &NodeRoot,
     inputs: &LoadInputs,
@@ -93,9 +90,6 @@ pub(super) fn load(
 }
 
 /// Loads the inputs of a run at `now`, with warnings. Creates nothing.
-///
-/// # Errors
-/// All faults of all files.
 pub(super) fn setup(
     root: &NodeRoot,
     inputs: &LoadInputs,
@@ -423,9 +417,6 @@ impl PreparedIssue {
     }
 
     /// Issues what is missing, and returns the material of the Secrets once it is complete.
-    ///
-    /// # Errors
-    /// As for [`agent::bootstrap`].
     pub(super) async fn issue(
         &self,
         clock: Clock,

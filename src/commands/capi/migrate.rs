@@ -301,9 +301,6 @@ pub(super) fn contains_ca_key(object: &Object) -> bool {
 }
 
 /// Returns the CA certificates of an authority's Secret.
-///
-/// # Errors
-/// The reason why there are none.
 pub(super) fn certificates(object: &Object) -> Result<TrustBundle, String> {
     let pem = object.data("tls.crt").or_else(|| object.data("ca.crt"));
     let pem = pem.ok_or("it contains neither tls.crt nor ca.crt")?;

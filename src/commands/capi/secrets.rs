@@ -44,9 +44,6 @@ pub(super) struct ClusterTarget {
 
 impl ClusterTarget {
     /// Verifies both names by the rules of the API server.
-    ///
-    /// # Errors
-    /// A message that names the invalid name.
     pub(super) fn new(cluster: &str, namespace: &str) -> Result<Self, String> {
         if !is_dns_subdomain(cluster) || cluster.len() > MAX_NAME_LENGTH {
             return Err(format!(

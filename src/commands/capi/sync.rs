@@ -138,9 +138,6 @@ pub(super) async fn sync(
 
 /// Compares the certificate of each control-plane machine with what Cluster API knows of it. Changes nothing. Without a
 /// usable CLUSTER-ca, each certificate is refused.
-///
-/// # Errors
-/// Errors of the management cluster's API server.
 pub(super) async fn compare(
     api: &Api,
     target: &ClusterTarget,

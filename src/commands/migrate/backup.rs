@@ -38,9 +38,6 @@ struct ReadBackup {
 
 impl Backup {
     /// Resolves the path of a backup: below the root, or on this machine if the directory exists only there.
-    ///
-    /// # Errors
-    /// The directory does not exist.
     pub(in crate::commands) fn new(
         root: &NodeRoot,
         path: &Argument,

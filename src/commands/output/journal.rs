@@ -44,9 +44,6 @@ catalogue! {
 
 /// Returns the layers that send every event to the journal. A custom field has the same value in all entries of a layer,
 /// so that each message of the catalogue has its own layer.
-///
-/// # Errors
-/// There is no journal.
 pub(super) fn layers<S>() -> io::Result<Vec<Box<dyn Layer<S> + Send + Sync>>>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,

@@ -86,9 +86,6 @@ impl KeyRules {
     }
 
     /// Reads a `PKI` document of `config.openshift.io/v1` or `v1alpha1`.
-    ///
-    /// # Errors
-    /// All faults of the document.
     pub(crate) fn from_document(document: &Node) -> Result<(KeyRules, Faults), Faults> {
         let mut faults = Faults::default();
         document.duplicates(FaultSeverity::Error, &mut faults);

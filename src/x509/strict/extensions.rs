@@ -187,9 +187,6 @@ pub(super) fn all_extensions(mut explicit: DerReader<'_>) -> Result<Extensions> 
 }
 
 /// Parses the value of the extension subjectAltName.
-///
-/// # Errors
-/// The problem, in words.
 pub(in crate::x509) fn alternative_names(
     value: DerReader<'_>,
 ) -> std::result::Result<AlternativeNames, &'static str> {

@@ -23,9 +23,6 @@ pub(in crate::x509) struct Attribute<'a> {
 pub(in crate::x509) type CanonicalName = Vec<Vec<(Vec<u8>, String)>>;
 
 /// Converts a distinguished name for comparisons. Like OpenSSL (`X509_NAME_canon`), letters outside ASCII keep their case.
-///
-/// # Errors
-/// The problem, in words.
 pub(in crate::x509) fn canonical_name(der: &[u8]) -> Result<CanonicalName, String> {
     let mut name = CanonicalName::new();
     for attribute in attributes(der)? {
@@ -43,9 +40,6 @@ pub(in crate::x509) fn canonical_name(der: &[u8]) -> Result<CanonicalName, Strin
 }
 
 /// Parses a distinguished name. Go: `parseName`.
-///
-/// # Errors
-/// The problem, in words.
 pub(in crate::x509) fn attributes(der: &[u8]) -> Result<Vec<Attribute<'_>>, String> {
     let damaged = || NOT_DER.to_owned();
     let mut input = DerReader::new(der);

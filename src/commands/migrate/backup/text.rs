@@ -97,9 +97,6 @@ impl BackupOrigin<'_> {
 }
 
 /// Returns the text of a backup.
-///
-/// # Errors
-/// The random number generator or the encryption failed.
 pub(super) fn seal<'a>(
     keys: impl IntoIterator<Item = (Authority, &'a PrivateKey)>,
     origin: &BackupOrigin<'_>,
@@ -126,9 +123,6 @@ pub(super) fn seal<'a>(
 }
 
 /// Returns the keys of a backup, or of any text with encrypted keys.
-///
-/// # Errors
-/// There is no key, the passphrase is wrong, or the text is damaged.
 pub(super) fn open(text: &[u8], passphrase: &Passphrase) -> Result<Vec<PrivateKey>, KeyError> {
     let keys = PrivateKey::all_from_encrypted_pem(text, &passphrase.0)?;
     if keys.is_empty() {
