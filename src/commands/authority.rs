@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 
 use super::options::{GlobalOptions, RunOptions, SourceOptions};
 use super::output::terminal::Terminal;
-use super::output::{Closing, DocumentKind, print_to_stderr, table};
+use super::output::{DocumentKind, print_to_stderr, table};
 use super::{now, runtime};
 use crate::agent::authority::cluster::ClusterView;
 use crate::agent::authority::report::{AuthorityReport, NodeReport, Nodes, Peers};
@@ -229,12 +229,12 @@ impl AuthorityCommand {
             outcome = runtime.block_on(terminal.during(settle))?;
         }
         drop(terminal);
-        let closing = Closing::default();
-        let kind = DocumentKind::AuthorityStep;
-        global.print_body(kind, outcome.code(), &closing, &outcome, || {
-            text(global, &outcome)
-        })?;
-        Ok(outcome.code())
+        global.print_body(
+            DocumentKind::AuthorityStep,
+            outcome.code(),
+            &outcome,
+            || text(global, &outcome),
+        )
     }
 }
 
@@ -251,14 +251,9 @@ fn status(
     } else {
         ExitCode::Done
     };
-    let closing = Closing::default();
-    global.print_body(
-        DocumentKind::AuthorityStatus,
-        code,
-        &closing,
-        &report,
-        || report.authorities.iter().map(row_text).collect(),
-    )?;
+    global.print_body(DocumentKind::AuthorityStatus, code, &report, || {
+        report.authorities.iter().map(row_text).collect()
+    })?;
     for row in &report.authorities {
         if let Some(kubeconfig) = kubeconfig {
             let setup = &loaded.setup;

@@ -27,8 +27,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::options::{GlobalOptions, RunOptions};
 use super::output::terminal::Terminal;
 use super::output::{
-    Closing, DocumentKind, print, print_exact, print_message, print_to_stderr, print_warnings,
-    table,
+    DocumentKind, print, print_exact, print_message, print_to_stderr, print_warnings, table,
 };
 use super::{now, runtime};
 use crate::agent::authority::command::rotated_bundles;
@@ -336,15 +335,9 @@ impl SyncArgs {
         };
         let api = load::cluster(&global.open_root()?, kubeconfig)?;
         let expiries = runtime()?.block_on(sync::sync(&api, &target, self.api_port, now))?;
-        let code = expiries.code();
-        global.print_body(
-            DocumentKind::CapiSync,
-            code,
-            &Closing::default(),
-            &expiries,
-            || render_expiries("ANNOTATION", &expiries.machines),
-        )?;
-        Ok(code)
+        global.print_body(DocumentKind::CapiSync, expiries.code(), &expiries, || {
+            render_expiries("ANNOTATION", &expiries.machines)
+        })
     }
 }
 

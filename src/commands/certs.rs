@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use zeroize::Zeroizing;
 
 use super::options::{GlobalOptions, duration};
-use super::output::{Closing, DocumentKind, print, print_exact, print_warnings};
+use super::output::{DocumentKind, print, print_exact, print_warnings};
 use super::{now, runtime};
 use crate::agent::load::{self, KubeconfigFile, LoadInputs, Location, certs::KeySource};
 use crate::agent::shared_certs::{self, Download, MAX_SECRET_LIFETIME, Upload};
@@ -157,7 +157,8 @@ fn download(global: &GlobalOptions, arguments: DownloadArgs) -> Result<ExitCode,
         };
         let key = given.map_or_else(configured, |key| Ok(Some(key)))?;
         let key = key.ok_or_else(|| {
-            Failure::usage("no certificate key is given (use --certificate-key-file FILE or --certificate-key-fd N, or set join.certificateKey in the nodepki configuration, or controlPlane.certificateKey in the JoinConfiguration)",
+            Failure::usage(
+                "no certificate key is given (use --certificate-key-file FILE or --certificate-key-fd N, or set join.certificateKey in the nodepki configuration, or controlPlane.certificateKey in the JoinConfiguration)",
             )
         })?;
         let what = Download {
@@ -240,14 +241,8 @@ fn expire(global: &GlobalOptions, arguments: &ExpireArgs) -> Result<ExitCode, Fa
     let kubeconfig = admin_kubeconfig(arguments.kubeconfig.as_ref());
     let api = load::cluster(&root, &kubeconfig)?;
     let expiry = runtime()?.block_on(shared_certs::expire(&api, arguments.if_expired, now()))?;
-    let closing = Closing::default();
-    global.print_body(
-        DocumentKind::CertsExpiry,
-        ExitCode::Done,
-        &closing,
-        &expiry,
-        || format!("{expiry}\n"),
-    )
+    let (kind, code) = (DocumentKind::CertsExpiry, ExitCode::Done);
+    global.print_body(kind, code, &expiry, || format!("{expiry}\n"))
 }
 
 fn admin_kubeconfig(given: Option<&Argument>) -> KubeconfigFile {

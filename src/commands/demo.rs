@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::options::GlobalOptions;
 use super::output::terminal::Terminal;
-use super::output::{Closing, DocumentKind, print_warnings, text_style};
+use super::output::{DocumentKind, print_warnings, text_style};
 use super::status::StatusBody;
 use super::{now, runtime};
 use crate::agent::load::{self, LoadInputs};
@@ -79,8 +79,7 @@ impl DemoArgs {
             signers: &BTreeMap::new(),
         };
         let (kind, code) = (DocumentKind::Status, report.code());
-        global.print_body(kind, code, &Closing::default(), &body, text)?;
-        Ok(code)
+        global.print_body(kind, code, &body, text)
     }
 }
 

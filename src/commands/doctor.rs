@@ -34,9 +34,8 @@ impl DoctorArgs {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         if self.list {
             let list = ListBody { items: CHECKS };
-            let closing = Closing::default();
             let (kind, code) = (DocumentKind::DoctorChecks, ExitCode::Done);
-            return global.print_body(kind, code, &closing, &list, checks::list);
+            return global.print_body(kind, code, &list, checks::list);
         }
         let command = self.sources.command(global, "doctor");
         let root = global.open_root()?;

@@ -101,7 +101,7 @@ impl InitArgs {
             let values = listed(skeleton);
             let body = ListBody { items: &values };
             let (kind, code) = (DocumentKind::InitValues, ExitCode::Done);
-            return global.print_body(kind, code, &Closing::default(), &body, || list(skeleton));
+            return global.print_body(kind, code, &body, || list(skeleton));
         }
         let root = global.open_root()?;
         let target = self.target(&root)?;
@@ -167,7 +167,7 @@ impl InitArgs {
         };
         let closing = Closing::default().then(report.steps.first().cloned());
         let (kind, code) = (DocumentKind::Init, ExitCode::Done);
-        global.print_body(kind, code, &closing, &report, || report.text(text_style()))
+        global.print_closed(kind, code, &closing, &report, || report.text(text_style()))
     }
 
     /// Returns where the settings are written. An existing file is never overwritten, and signers are not configured a

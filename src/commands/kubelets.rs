@@ -186,7 +186,7 @@ impl AccessOptions {
         };
         let nothing: [ShownRequest<'_>; 0] = [];
         let (kind, body) = (DocumentKind::KubeletRequests, ListBody { items: &nothing });
-        global.print_body(kind, ExitCode::Done, &Closing::default(), &body, || text)
+        global.print_body(kind, ExitCode::Done, &body, || text)
     }
 }
 

@@ -142,7 +142,7 @@ impl GlobalOptions {
                 print_failure(&failure);
                 Ok(code)
             }
-            Ok(_) => Ok(code),
+            Ok(code) => Ok(code),
         }
     }
 
@@ -154,33 +154,41 @@ impl GlobalOptions {
         }
     }
 
-    /// Prints `text` and the closing line for people, or the document for programs.
+    /// Prints `text` and the closing line for people, or the document for programs. Returns `code`.
     pub(super) fn print_document(
         &self,
         kind: DocumentKind,
-        code: impl Into<u8>,
+        code: ExitCode,
         closing: &Closing,
         body: &impl Serialize,
         text: impl FnOnce() -> String,
     ) -> Result<ExitCode, Failure> {
-        if self.output.is_text() {
-            let text = format!("{}{}\n", text(), closing.text(text_style()));
-            print(&addressed(text))
-        } else {
-            self.print_body(kind, code, closing, body, String::new)
-        }
+        let text = || format!("{}{}\n", text(), closing.text(text_style()));
+        self.print_closed(kind, code, closing, body, text)
     }
 
     /// As [`GlobalOptions::print_document`], without the closing line in the text.
-    pub(super) fn print_body(
+    pub(super) fn print_closed<C: Copy + Into<u8>>(
         &self,
         kind: DocumentKind,
-        code: impl Into<u8>,
+        code: C,
         closing: &Closing,
         body: &impl Serialize,
         text: impl FnOnce() -> String,
-    ) -> Result<ExitCode, Failure> {
-        self.print_either(&Document::new(kind, code.into(), closing, body), text)
+    ) -> Result<C, Failure> {
+        self.print_either(&Document::new(kind, code.into(), closing, body), text)?;
+        Ok(code)
+    }
+
+    /// As [`GlobalOptions::print_document`], without a closing line.
+    pub(super) fn print_body<C: Copy + Into<u8>>(
+        &self,
+        kind: DocumentKind,
+        code: C,
+        body: &impl Serialize,
+        text: impl FnOnce() -> String,
+    ) -> Result<C, Failure> {
+        self.print_closed(kind, code, &Closing::default(), body, text)
     }
 
     /// Prints a value in the format of `-o`, or in `default` if that is a text format.

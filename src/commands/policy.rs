@@ -175,8 +175,7 @@ fn check(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Fai
             "without a policy",
         )
         .then(next.map(str::to_owned));
-    global.print_document(DocumentKind::Policy, code, &closing, &body, || text(&body))?;
-    Ok(code)
+    global.print_document(DocumentKind::Policy, code, &closing, &body, || text(&body))
 }
 
 fn row(key: &KeyUse) -> PolicyRow {

@@ -7,7 +7,7 @@ use clap::Args;
 use super::options::{GlobalOptions, RunOptions};
 use super::output::next::{self, NodeFacts};
 use super::output::terminal::{Terminal, log_rows};
-use super::output::{Closing, DocumentKind, print, print_failure, print_message, print_warnings};
+use super::output::{DocumentKind, print, print_failure, print_message, print_warnings};
 use super::{now, runtime};
 use crate::agent::authority::rotate::Follower;
 use crate::agent::load::Loaded;
@@ -263,12 +263,11 @@ impl NeedsRenewalArgs {
             print_message(&need.reason);
         }
         if global.output.is_text() {
-            print(&format!("{}\n", need.reason))
+            print(&format!("{}\n", need.reason))?;
         } else {
-            let closing = Closing::default();
             let kind = DocumentKind::RenewalNeed;
-            global.print_body(kind, status_of(need.answer), &closing, &need, String::new)
-        }?;
+            global.print_body(kind, status_of(need.answer), &need, String::new)?;
+        }
         Ok(need.answer)
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::super::options::{GlobalOptions, SourceOptions};
-use super::super::output::{Closing, DocumentKind, ListBody, print, print_message, text_style};
+use super::super::output::{DocumentKind, ListBody, print, print_message, text_style};
 use super::super::{now, runtime};
 use crate::agent::authority::command::{self, NewCa, NodeView, RotationView};
 use crate::agent::load::{KubeconfigFile, Loaded};
@@ -225,13 +225,11 @@ fn change(
         };
         format!("{}{outcome}\n", text(std::slice::from_ref(&view)))
     };
-    let closing = Closing::default();
     let body = ListBody {
         items: std::slice::from_ref(&view),
     };
     let kind = DocumentKind::AuthorityRotation;
-    global.print_body(kind, ExitCode::Done, &closing, &body, said)?;
-    Ok(ExitCode::Done)
+    global.print_body(kind, ExitCode::Done, &body, said)
 }
 
 pub(super) fn change_by(
@@ -284,11 +282,9 @@ pub(super) fn watch(
             ExitCode::Pending
         };
         if is_last && !global.output.is_text() {
-            let closing = Closing::default();
             let body = ListBody { items: &views };
             let kind = DocumentKind::AuthorityRotation;
-            global.print_body(kind, code, &closing, &body, String::new)?;
-            return Ok(code);
+            return global.print_body(kind, code, &body, String::new);
         }
         let text = text(&views);
         if global.output.is_text() && text != shown {

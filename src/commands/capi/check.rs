@@ -20,7 +20,7 @@ use super::{TargetArgs, apply, render_expiries, rights, workload};
 use crate::agent::{ExitCode, Failure, load};
 use crate::cluster::api::Api;
 use crate::commands::options::GlobalOptions;
-use crate::commands::output::{Closing, DocumentKind, print, table};
+use crate::commands::output::{DocumentKind, print, table};
 use crate::commands::{now, runtime};
 use crate::config::Argument;
 use crate::store::NodeRoot;
@@ -233,9 +233,7 @@ impl Checked {
         };
         let machines = self.expiries.as_ref().map(Expiries::code);
         let code = machines.map_or(secrets, |machines| machines.max(secrets));
-        let (kind, closing) = (DocumentKind::CapiConditions, Closing::default());
-        global.print_body(kind, code, &closing, self, || self.render())?;
-        Ok(code)
+        global.print_body(DocumentKind::CapiConditions, code, self, || self.render())
     }
 
     fn render(&self) -> String {

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use crate::agent::{ExitCode, Failure};
 use crate::commands::options::GlobalOptions;
-use crate::commands::output::{Closing, DocumentKind, print_message};
+use crate::commands::output::{DocumentKind, print_message};
 use crate::kube::names::{Authority, NodePath};
 
 /// Observations and actions of a migration, taken or planned.
@@ -142,7 +142,7 @@ impl<K: Display + Serialize> MigrationReport<K> {
         holder: &str,
     ) -> Result<ExitCode, Failure> {
         let (kind, code) = (DocumentKind::Migration, self.code());
-        global.print_body(kind, code, &Closing::default(), self, || self.text(holder))?;
+        global.print_body(kind, code, self, || self.text(holder))?;
         for message in self.unproven.iter().flat_map(Failure::texts) {
             print_message(&message);
         }
