@@ -1,6 +1,5 @@
 //! `certs key`, `certs download` and `certs upload`: the files that control-plane nodes share.
 
-use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -14,7 +13,6 @@ use crate::agent::shared_certs::{self, Download, MAX_SECRET_LIFETIME, Upload};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{Argument, CommandLineSettings};
 use crate::kube::kubeadm_certs::{CertificateKey, SealError};
-use crate::kube::paths::ADMIN_CONF;
 use crate::store::{self, Dir, NodeRoot};
 use crate::yaml::format_duration;
 
@@ -200,7 +198,7 @@ fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Fai
         .map(|out| KeyFile::prepare(&root, &out))
         .transpose()?;
     let mut report = runtime()?.block_on(async {
-        let kubeconfig = admin_kubeconfig(arguments.kubeconfig.as_ref());
+        let kubeconfig = KubeconfigFile::of_admin(arguments.kubeconfig.as_ref());
         let sharing = load::certs::sharing(&root, &inputs, Some(&kubeconfig)).await?;
         print_warnings(&sharing.warnings);
         let what = Upload {
@@ -238,18 +236,11 @@ fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Fai
 
 fn expire(global: &GlobalOptions, arguments: &ExpireArgs) -> Result<ExitCode, Failure> {
     let root = global.open_root()?;
-    let kubeconfig = admin_kubeconfig(arguments.kubeconfig.as_ref());
+    let kubeconfig = KubeconfigFile::of_admin(arguments.kubeconfig.as_ref());
     let api = load::cluster(&root, &kubeconfig)?;
     let expiry = runtime()?.block_on(shared_certs::expire(&api, arguments.if_expired, now()))?;
     let (kind, code) = (DocumentKind::CertsExpiry, ExitCode::Done);
     global.print_body(kind, code, &expiry, || format!("{expiry}\n"))
-}
-
-fn admin_kubeconfig(given: Option<&Argument>) -> KubeconfigFile {
-    given.map_or_else(
-        || KubeconfigFile::from(Path::new(ADMIN_CONF)),
-        KubeconfigFile::from,
-    )
 }
 
 fn lifetime(text: &str) -> Result<Duration, String> {

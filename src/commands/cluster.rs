@@ -1,7 +1,5 @@
 //! `nodepki cluster status`.
 
-use std::path::Path;
-
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -14,7 +12,6 @@ use crate::agent::{ExitCode, Failure};
 use crate::cluster::node::{self, ListedNode};
 use crate::config::{Argument, MAIN_FILE};
 use crate::daemon::metrics;
-use crate::kube::paths::ADMIN_CONF;
 use crate::node::status::{RowState, human_duration};
 use crate::node::summary::{ANNOTATION, CertificateSummary, NodeSummary};
 use crate::spec::compliance::KeyVerdict;
@@ -78,10 +75,7 @@ struct ClusterBody<'a> {
 impl ClusterCommand {
     pub(super) fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let ClusterCommand::Status(arguments) = self;
-        let kubeconfig = match &arguments.kubeconfig {
-            Some(given) => KubeconfigFile::from(given),
-            None => KubeconfigFile::from(Path::new(ADMIN_CONF)),
-        };
+        let kubeconfig = KubeconfigFile::of_admin(arguments.kubeconfig.as_ref());
         let api = load::cluster(&global.open_root()?, kubeconfig)?;
         let nodes = runtime()?
             .block_on(node::list(&api))

@@ -1,7 +1,6 @@
 //! `nodepki kubelets`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -15,9 +14,6 @@ use crate::agent::load::{self, KubeconfigFile};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use crate::text::rfc3339;
-
-/// The administrator's kubeconfig on a control-plane node.
-const ADMIN_KUBECONFIG: &str = "/etc/kubernetes/admin.conf";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum KubeletsCommand {
@@ -133,10 +129,7 @@ impl AccessOptions {
     fn desk(self, global: &GlobalOptions) -> Result<RequestDesk, Failure> {
         let root = global.open_root()?;
         let loaded = load::load(&root, &self.sources.inputs(global)?, now())?;
-        let kubeconfig = match &self.kubeconfig {
-            Some(given) => KubeconfigFile::from(given),
-            None => KubeconfigFile::from(Path::new(ADMIN_KUBECONFIG)),
-        };
+        let kubeconfig = KubeconfigFile::of_admin(self.kubeconfig.as_ref());
         let api = load::cluster(&root, kubeconfig)?;
         RequestDesk::new(api, &loaded, now)
     }

@@ -24,6 +24,7 @@ use zeroize::Zeroizing;
 use crate::agent::Failure;
 use crate::config::{Argument, Origin};
 use crate::http::Files;
+use crate::kube::paths::ADMIN_CONF;
 use crate::store::{FileContent, NodeRoot, StoreError};
 
 /// Directory in which systemd puts the credentials of units.
@@ -249,6 +250,11 @@ pub enum KubeconfigFile {
 }
 
 impl KubeconfigFile {
+    /// Returns the kubeconfig that the command line names, or that of an administrator on the node.
+    pub(crate) fn of_admin(given: Option<&Argument>) -> KubeconfigFile {
+        given.map_or_else(|| Path::new(ADMIN_CONF).into(), KubeconfigFile::from)
+    }
+
     /// Returns the path for messages.
     pub(super) fn shown(&self, root: &NodeRoot) -> PathBuf {
         match self {

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, stdout};
-use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
@@ -15,7 +14,6 @@ use crate::agent::authority::command::{self, NewCa, NodeView, RotationView};
 use crate::agent::load::{KubeconfigFile, Loaded};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
-use crate::kube::paths::ADMIN_CONF;
 use crate::spec::authority_rotation::{
     AuthorityRotation, RotationCommand, RotationPhase, RotationSubject,
 };
@@ -94,10 +92,7 @@ struct ClusterArgs {
 
 impl ClusterArgs {
     fn kubeconfig(&self) -> KubeconfigFile {
-        match &self.kubeconfig {
-            Some(file) => file.into(),
-            None => Path::new(ADMIN_CONF).into(),
-        }
+        KubeconfigFile::of_admin(self.kubeconfig.as_ref())
     }
 }
 
