@@ -254,11 +254,7 @@ impl Signing {
     /// Follows and processes the requests of the cluster.
     async fn serve(&self, tenure: &Tenure) -> Infallible {
         let [client, serving] = KubeletCertificate::OWN;
-        let nodes = Watch {
-            resource: &object::NODE,
-            namespace: None,
-            field_selector: None,
-        };
+        let nodes = Watch::of_kind(&object::NODE);
         self.read_bindings().await;
         tokio::select! {
             never = self.follow(client) => never,
@@ -276,11 +272,7 @@ impl Signing {
 
     /// Follows the requests for one certificate.
     async fn follow(&self, certificate: KubeletCertificate) -> Infallible {
-        let watch = Watch {
-            resource: &object::CSR,
-            namespace: None,
-            field_selector: Some(format!("spec.signerName={}", certificate.signer_name())),
-        };
+        let watch = Watch::of_signer(&object::CSR, certificate.signer_name());
         let sink = |change| {
             let now = Instant::now();
             self.view.borrow_mut().request(certificate, change, now);
@@ -294,11 +286,7 @@ impl Signing {
         if !self.policy.sign_pods {
             return std::future::pending().await;
         }
-        let watch = Watch {
-            resource: &object::POD_REQUEST,
-            namespace: None,
-            field_selector: Some(format!("spec.signerName={POD_CLIENT_SIGNER}")),
-        };
+        let watch = Watch::of_signer(&object::POD_REQUEST, POD_CLIENT_SIGNER);
         let sink = |change| {
             let now = Instant::now();
             self.view.borrow_mut().pod_request(change, now);

@@ -6,7 +6,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::api::{Api, ApiError, NODE};
-use super::watch::{Watch, WatchChange};
 use crate::kube::names::CONTROL_PLANE_LABEL;
 
 /// A Node.
@@ -61,19 +60,7 @@ impl ListedNode {
 /// # Errors
 /// See [`ApiError`].
 pub async fn list(api: &Api) -> Result<Vec<ListedNode>, ApiError> {
-    let watch = Watch {
-        resource: &NODE,
-        namespace: None,
-        field_selector: None,
-    };
-    let mut nodes = Vec::new();
-    api.list(&watch, &mut |change| match change {
-        WatchChange::Listing => nodes.clear(),
-        WatchChange::Present(node) => nodes.push(node),
-        WatchChange::Listed | WatchChange::Deleted(_) => {}
-    })
-    .await?;
-    Ok(nodes)
+    api.list_all(&NODE).await
 }
 
 /// Writes an annotation of a Node, unless `is_current` says that the present one has the same meaning. Returns false if there

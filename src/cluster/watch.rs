@@ -89,6 +89,21 @@ where
 }
 
 impl Api {
+    /// Returns all objects of a kind.
+    pub(crate) async fn list_all<T: DeserializeOwned>(
+        &self,
+        resource: &'static Resource,
+    ) -> Result<Vec<T>, ApiError> {
+        let mut objects = Vec::new();
+        let mut collect = |change| match change {
+            WatchChange::Listing => objects.clear(),
+            WatchChange::Present(object) => objects.push(object),
+            WatchChange::Listed | WatchChange::Deleted(_) => {}
+        };
+        self.list(&Watch::of_kind(resource), &mut collect).await?;
+        Ok(objects)
+    }
+
     /// Passes all objects to `sink`, page by page: [`Change::Listing`], the objects, [`Change::Listed`]. If the list takes
     /// longer than the API server keeps its version, it starts again with another `Listing`. Returns the resourceVersion.
     pub(crate) async fn list<T: DeserializeOwned>(
@@ -192,6 +207,23 @@ impl Watch {
             resource,
             namespace: namespace.map(str::to_owned),
             field_selector: Some(format!("metadata.name={name}")),
+        }
+    }
+
+    /// Returns the watch of all objects of a kind.
+    pub(crate) fn of_kind(resource: &'static Resource) -> Self {
+        Watch {
+            resource,
+            namespace: None,
+            field_selector: None,
+        }
+    }
+
+    /// Returns the watch of all requests to a signer.
+    pub(crate) fn of_signer(resource: &'static Resource, signer: &str) -> Self {
+        Watch {
+            field_selector: Some(format!("spec.signerName={signer}")),
+            ..Watch::of_kind(resource)
         }
     }
 

@@ -10,7 +10,6 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::cluster::api::{Api, ApiError, CONFIG_MAP, POD, Resource};
-use crate::cluster::watch::{Watch, WatchChange};
 use crate::kube::names::SYSTEM_NAMESPACE;
 use crate::x509::{Certificate, certificates_of};
 
@@ -72,7 +71,7 @@ pub(super) async fn outside(
 ) -> Result<Vec<String>, ApiError> {
     let mut sentences = Vec::new();
     for resource in &WITH_BUNDLE {
-        for object in list(api, resource).await? {
+        for object in api.list_all::<Object>(resource).await? {
             let mut bundles = Vec::new();
             object
                 .fields
@@ -105,22 +104,6 @@ pub(super) async fn outside(
         ));
     }
     Ok(sentences)
-}
-
-async fn list(api: &Api, resource: &'static Resource) -> Result<Vec<Object>, ApiError> {
-    let watch = Watch {
-        resource,
-        namespace: None,
-        field_selector: None,
-    };
-    let mut objects = Vec::new();
-    let mut collect = |change| match change {
-        WatchChange::Listing => objects.clear(),
-        WatchChange::Present(object) => objects.push(object),
-        WatchChange::Listed | WatchChange::Deleted(_) => {}
-    };
-    api.list(&watch, &mut collect).await?;
-    Ok(objects)
 }
 
 /// Collects the values of every field `caBundle`.
@@ -167,7 +150,7 @@ async fn older_workloads(
     api: &Api,
     since: Option<OffsetDateTime>,
 ) -> Result<BTreeSet<String>, ApiError> {
-    let replica_sets = list(api, &REPLICA_SET).await?;
+    let replica_sets: Vec<Object> = api.list_all(&REPLICA_SET).await?;
     let owners: BTreeMap<(String, String), Owner> = replica_sets
         .into_iter()
         .filter_map(|set| {
@@ -180,7 +163,7 @@ async fn older_workloads(
         })
         .collect();
     let mut workloads = BTreeSet::new();
-    for pod in list(api, &POD).await? {
+    for pod in api.list_all::<Object>(&POD).await? {
         if !mounts_root_ca(&pod)
             || started(&pod)
                 .zip(since)

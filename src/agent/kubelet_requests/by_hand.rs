@@ -99,11 +99,7 @@ impl RequestDesk {
             .await
             .map_err(of_cluster("listing the Nodes"))?;
         for certificate in KubeletCertificate::OWN {
-            let watch = Watch {
-                resource: &object::CSR,
-                namespace: None,
-                field_selector: Some(format!("spec.signerName={}", certificate.signer_name())),
-            };
+            let watch = Watch::of_signer(&object::CSR, certificate.signer_name());
             let first = requests.len();
             let mut sink = |change: WatchChange<Value>| match change {
                 WatchChange::Listing => requests.truncate(first),
@@ -289,11 +285,7 @@ impl RequestDesk {
     }
 
     async fn read_nodes(&self, view: &mut View) -> Result<(), ApiError> {
-        let watch = Watch {
-            resource: &object::NODE,
-            namespace: None,
-            field_selector: None,
-        };
+        let watch = Watch::of_kind(&object::NODE);
         match bindings::read(&self.api, &self.policy).await {
             Ok(found) => drop(view.bindings.store(found.as_ref())),
             // The other rules can be verified all the same.
