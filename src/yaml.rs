@@ -428,10 +428,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
             (None, true) => NO_TABS.to_owned(),
             (None, false) => correction.unwrap_or_else(|| error.fix().to_owned()),
         };
-        let spot = FieldPosition {
-            place,
-            field: String::new(),
-        };
+        let spot = FieldPosition::from(place);
         return Err(spot.error(error.to_string(), fix).into());
     }
     // The parser does not look into comments.
@@ -511,10 +508,7 @@ enum SyntaxError {
 
 impl SyntaxError {
     fn at(&self, place: Position) -> Faults {
-        let spot = FieldPosition {
-            place,
-            field: String::new(),
-        };
+        let spot = FieldPosition::from(place);
         spot.error(self.to_string(), self.fix()).into()
     }
 

@@ -220,7 +220,7 @@ impl RotationPhase {
 ///
 /// All fields describe both the files and what the components have loaded. Of the service-account key, the public keys in
 /// `sa.pub` are trusted, and tokens are under the public key of `sa.key`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeProof {
     /// Version of the format.

@@ -223,10 +223,7 @@ impl KeyPolicy {
                 Ok((read, warnings)) => {
                     faults.extend(warnings);
                     if let Some(first) = &first {
-                        let spot = FieldPosition {
-                            place: document.place.clone(),
-                            field: String::new(),
-                        };
+                        let spot = FieldPosition::from(document.place.clone());
                         let message = format!("is a second PKI policy; the first is {first}");
                         faults.push(spot.error(message, "keep one of the two"));
                     } else {

@@ -298,13 +298,20 @@ pub struct FieldPosition {
     pub field: String,
 }
 
+impl From<Position> for FieldPosition {
+    /// Returns the position of a document, or of another value without a field.
+    fn from(place: Position) -> Self {
+        FieldPosition {
+            place,
+            field: String::new(),
+        }
+    }
+}
+
 impl FieldPosition {
     /// Returns the position of a source without lines, such as the host name or a command-line option.
     pub fn whole(source: &str) -> Self {
-        FieldPosition {
-            place: Position::whole(source),
-            field: String::new(),
-        }
+        Position::whole(source).into()
     }
 
     /// Returns an error at this position.

@@ -349,10 +349,7 @@ impl<'a> Map<'a> {
             }
             if self.field.walk.faults.borrow().is_full(severity) {
                 // The fault is only counted and needs no advice.
-                let spot = FieldPosition {
-                    place: entry.place.clone(),
-                    field: String::new(),
-                };
+                let spot = FieldPosition::from(entry.place.clone());
                 self.field.walk.push(match severity {
                     FaultSeverity::Error => spot.error("unknown field", ""),
                     FaultSeverity::Warning => spot.warning("unknown field", ""),

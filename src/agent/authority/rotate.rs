@@ -21,7 +21,7 @@ use crate::agent::{Clock, ExitCode, Failure, Progress, RunSetup};
 use crate::spec::assess::joined;
 use crate::spec::authority_rotation::{
     AuthorityRotation, BegunPhase, NodeAction, NodeProof, NodeSituation, NodeStep, RotatedCa,
-    RotationSubject, RotationVersion, decide_node,
+    RotationSubject, decide_node,
 };
 use crate::store::NodeRoot;
 use crate::x509::{Certificate, certificates_of};
@@ -163,15 +163,9 @@ impl OwnState {
     fn unknown(begun: Option<BegunPhase>, failure: &Failure) -> Self {
         OwnState {
             proof: NodeProof {
-                version: RotationVersion,
                 begun,
-                trusted_by_all: BTreeSet::new(),
-                trusted_by_any: BTreeSet::new(),
-                certificates_under: BTreeSet::new(),
-                restarts: Vec::new(),
-                switched: None,
-                sealing_key: None,
                 failure: Some(failure.one_line()),
+                ..NodeProof::default()
             },
             rollbacks: Vec::new(),
             evidence: None,
@@ -237,15 +231,12 @@ fn proof(evidence: &Evidence, begun: Option<BegunPhase>, now: OffsetDateTime) ->
         leaves.all(|leaf| !leaf.under([*ca], now).is_empty())
     };
     NodeProof {
-        version: RotationVersion,
         begun,
         trusted_by_all: fingerprints(evidence.trusted_everywhere()),
         trusted_by_any: fingerprints(evidence.trusted_anywhere()),
         certificates_under: fingerprints(bundle.filter(is_issuer).collect()),
         restarts: evidence.restarts.clone(),
-        switched: None,
-        sealing_key: None,
-        failure: None,
+        ..NodeProof::default()
     }
 }
 

@@ -28,7 +28,7 @@ use crate::node::NodeState;
 use crate::process::failpoint;
 use crate::spec::ServiceAccountSpec;
 use crate::spec::authority_rotation::{
-    AuthorityRotation, NodeProof, NodeStep, RotatedCa, RotationSubject, RotationVersion,
+    AuthorityRotation, NodeProof, NodeStep, RotatedCa, RotationSubject,
 };
 use crate::store::{
     AuditEvent, AuditRecord, Commit, FormerContents, FormerTrust, Mode, NodeRoot, Restart,
@@ -207,15 +207,14 @@ pub(super) fn proof(
         failure = failure.or_else(|| Some(trouble.join("; ")));
     }
     let proof = NodeProof {
-        version: RotationVersion,
         begun: steps.begun.remove(&SUBJECT),
         trusted_by_all,
         trusted_by_any,
         certificates_under: under,
         restarts,
         switched: steps.switched,
-        sealing_key: None,
         failure,
+        ..NodeProof::default()
     };
     Ok((proof, rollbacks.collect()))
 }
@@ -492,7 +491,7 @@ fn former(pair: &PresentPair) -> FormerTrust {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::spec::authority_rotation::RotationPhase;
+    use crate::spec::authority_rotation::{RotationPhase, RotationVersion};
     use crate::x509::KeyAlgorithm;
 
     fn key() -> PrivateKey {
@@ -524,15 +523,8 @@ pub(super) mod tests {
     /// Returns the proof of a node with this sealing key.
     pub(in crate::agent::authority) fn proof_with(sealing_key: &str) -> NodeProof {
         NodeProof {
-            version: RotationVersion,
-            begun: None,
-            trusted_by_all: BTreeSet::new(),
-            trusted_by_any: BTreeSet::new(),
-            certificates_under: BTreeSet::new(),
-            restarts: Vec::new(),
-            switched: None,
             sealing_key: Some(sealing_key.to_owned()),
-            failure: None,
+            ..NodeProof::default()
         }
     }
 

@@ -296,16 +296,11 @@ fn issued(chain: &Chain, now: OffsetDateTime, attempts: Attempts) -> Exchanged {
 fn failed(error: &SignerError, attempts: Attempts) -> Exchanged {
     let random = random_fraction();
     let wait = retry::delay(error.class, attempts.failures, error.retry_after, random);
-    match wait {
+    // Possibly this node can read its own files again later.
+    let later = error.machine_fault.then_some(Duration::from_secs(60));
+    match wait.or(later) {
         Some(wait) => Exchanged::Later {
             wait,
-            attempts,
-            failure: Some(error.class),
-            why: error.to_string(),
-        },
-        // Possibly this node can read its own files again later.
-        None if error.machine_fault => Exchanged::Later {
-            wait: Duration::from_secs(60),
             attempts,
             failure: Some(error.class),
             why: error.to_string(),

@@ -29,9 +29,7 @@ pub(super) fn host_facts(root: &NodeRoot) -> Result<HostFacts, Failure> {
             Vec::new()
         },
         loopback_interface_addresses: addresses_of(root, |interface| interface == "lo"),
-        running: None,
-        joined_server: None,
-        kept: None,
+        ..HostFacts::default()
     })
 }
 

@@ -346,19 +346,22 @@ impl Recorded {
                     || self.was_accepted(part, wanted.resolved),
             });
         }
+        let disagreement = |computed: Option<&NodeName>| {
+            let (what, advice) = self.disagreement(root, wanted, &sources, computed);
+            IdentityDifference {
+                part,
+                what,
+                advice,
+                is_acceptable: false,
+            }
+        };
         // One file may have been copied from another node, and the record is as good a source.
         let is_doubtful = own_sources.len() == 1 && others.is_empty() && !wanted.names_node;
         if is_doubtful
             && recorded.is_some_and(|recorded| recorded != name)
             && differences.is_empty()
         {
-            let (what, advice) = self.disagreement(root, wanted, &sources, computed.as_ref());
-            differences.push(IdentityDifference {
-                part,
-                what,
-                advice,
-                is_acceptable: false,
-            });
+            differences.push(disagreement(computed.as_ref()));
         }
         let has_etcd = sources.iter().any(|source| source.of_etcd);
         if let Some(computed) = computed.filter(|computed| computed != name && !wanted.names_node)
@@ -370,13 +373,7 @@ impl Recorded {
                 && is_binding
                 && computed_name(state, "").is_some_and(|flagged| flagged == computed);
             if by_flags {
-                let (what, advice) = self.disagreement(root, wanted, &sources, Some(&computed));
-                differences.push(IdentityDifference {
-                    part,
-                    what,
-                    advice,
-                    is_acceptable: false,
-                })
+                differences.push(disagreement(Some(&computed)))
             } else {
                 note = Some(format!(
                     "the host name is {computed}, and this node is {name} (according to {}); the host name is not used",

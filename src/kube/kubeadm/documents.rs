@@ -249,10 +249,7 @@ fn is_for_kubeadm(document: &Node) -> bool {
 }
 
 fn spot_of(document: &Node) -> FieldPosition {
-    FieldPosition {
-        place: document.place.clone(),
-        field: String::new(),
-    }
+    document.place.clone().into()
 }
 
 /// Returns what to do with a document that does not say what it is.

@@ -19,13 +19,12 @@ type Lines = RangeInclusive<usize>;
 
 /// Returns the faults of a text whose documents are these.
 pub(super) fn faults(file: &str, text: &str, documents: &[Node]) -> Vec<SplitFault> {
-    let at = |line: usize| FieldPosition {
-        place: Position {
+    let at = |line: usize| {
+        FieldPosition::from(Position {
             line,
             column: 1,
             ..Position::whole(file)
-        },
-        field: String::new(),
+        })
     };
     let parts = match split(text) {
         Ok(parts) => parts,

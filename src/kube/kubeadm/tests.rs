@@ -15,14 +15,11 @@ const WORKER: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguratio
 
 fn host() -> HostFacts {
     HostFacts {
-        running: None,
-        loopback_interface_addresses: Vec::new(),
-        joined_server: None,
-        kept: None,
         hostname: "Host-1".to_owned(),
         default_route_addresses: ["192.0.2.99", "2001:db8::99"]
             .map(|ip| ip.parse().unwrap())
             .into(),
+        ..HostFacts::default()
     }
 }
 

@@ -49,15 +49,11 @@ fn begun(rotation: &str, phase: RotationPhase) -> Option<BegunPhase> {
 /// Returns the proof of a node that has begun a phase of rotation 7.
 fn proof(phase: RotationPhase, trusted: &[&str], under: &[&str]) -> NodeProof {
     NodeProof {
-        version: RotationVersion,
         begun: begun("7", phase),
         trusted_by_all: set(trusted),
         trusted_by_any: set(trusted),
         certificates_under: set(under),
-        restarts: Vec::new(),
-        switched: None,
-        sealing_key: None,
-        failure: None,
+        ..NodeProof::default()
     }
 }
 

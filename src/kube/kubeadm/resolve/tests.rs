@@ -26,9 +26,7 @@ fn host(hostname: &str, route: &str, running: Option<ExistingNode>) -> HostFacts
         hostname: hostname.to_owned(),
         default_route_addresses: ip(route).into_iter().collect(),
         running,
-        loopback_interface_addresses: Vec::new(),
-        joined_server: None,
-        kept: None,
+        ..HostFacts::default()
     }
 }
 
