@@ -238,13 +238,12 @@ pub async fn stage(
     {
         Offer::New(new) => *new,
         Offer::InPlace => {
-            step.nothing_to_do(format!(
+            let why = format!(
                 "{} is already the {}, and no other CA is trusted",
                 offered.first().map(named).unwrap_or_default(),
                 order.authority
-            ));
-            step.repeat_restarts(clock)?;
-            return step.end(now);
+            );
+            return step.nothing_to_do(why, clock, now);
         }
     };
     require_known_algorithm(loaded, &new, order.components_verify)?;
@@ -258,9 +257,7 @@ pub async fn stage(
     step.notes.extend(kinship_note(&step.evidence, &new));
     require_pins(setup, order.authority, &target)?;
     let trouble = step.evidence.signing_trouble();
-    if !trouble.is_empty() {
-        return Err(Failure::with_messages(ExitCode::Refused, trouble));
-    }
+    Failure::require_none(trouble)?;
     step.put_in_place(&target, true, clock)?;
     step.notes.extend(manual_actions(order.authority));
     step.end(now)
@@ -299,9 +296,7 @@ pub async fn undo(
     let mut step = ChangeStep::begin(root, setup, order, "stage --undo", clock)?;
     let (Some(target), Some(new)) = (step.evidence.undone(), step.evidence.unwanted().cloned())
     else {
-        step.nothing_to_do("no new CA is staged");
-        step.repeat_restarts(clock)?;
-        return step.end(now);
+        return step.nothing_to_do("no new CA is staged", clock, now);
     };
     let authority = order.authority;
     if step.evidence.phase() == ChangePhase::Activated {
@@ -345,9 +340,7 @@ pub async fn activate(
     };
     if step.evidence.phase() == ChangePhase::Staged {
         let missing = step.evidence.unstaged();
-        if !missing.is_empty() {
-            return Err(Failure::with_messages(ExitCode::Refused, missing));
-        }
+        Failure::require_none(missing)?;
         step.proven(format!(
             "{} and {} kubeconfigs trust both, and no restart is due",
             step.evidence.file,
@@ -388,9 +381,8 @@ pub async fn retire(
     let authority = order.authority;
     let (Some(target), Some(new)) = (step.evidence.retired(), step.evidence.incoming().cloned())
     else {
-        step.nothing_to_do(format!("no change of {authority} is in progress"));
-        step.repeat_restarts(clock)?;
-        return step.end(now);
+        let why = format!("no change of {authority} is in progress");
+        return step.nothing_to_do(why, clock, now);
     };
     if step.evidence.phase() == ChangePhase::Staged {
         return Err(Failure::refused(format!(
@@ -399,9 +391,7 @@ pub async fn retire(
         )));
     }
     let missing = step.evidence.unactivated(now);
-    if !missing.is_empty() {
-        return Err(Failure::with_messages(ExitCode::Refused, missing));
-    }
+    Failure::require_none(missing)?;
     step.proven(format!(
         "all {} certificates on this node are under the new CA, and no restart is due",
         step.evidence.leaves.len()
@@ -411,9 +401,7 @@ pub async fn retire(
     }
     // Only after the other nodes: a file without the old CA refuses those that are under it.
     let retained = step.evidence.retained(&target.dropped);
-    if !retained.is_empty() {
-        return Err(Failure::with_messages(ExitCode::Refused, retained));
-    }
+    Failure::require_none(retained)?;
     step.put_in_place(&target, true, clock)?;
     if authority == Authority::Ca {
         step.notes.push(format!(

@@ -194,6 +194,15 @@ impl Failure {
         }
     }
 
+    /// Refuses with these messages, if there are any.
+    pub fn require_none(refusals: Vec<impl Into<FailureMessage>>) -> Result<(), Failure> {
+        if refusals.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::with_messages(ExitCode::Refused, refusals))
+        }
+    }
+
     /// Returns a failure with the exit status that follows from its cause: pending for a fault of this machine, refused for
     /// a file that other users can access, `code` otherwise.
     pub fn caused(

@@ -256,11 +256,8 @@ fn compare(
         };
         rows.push((row(entry, action, root.node_path(path), bytes), entry));
     }
-    if differences.is_empty() {
-        Ok(rows)
-    } else {
-        Err(Failure::with_messages(ExitCode::Refused, differences))
-    }
+    Failure::require_none(differences)?;
+    Ok(rows)
 }
 
 /// Returns whether two files contain the same key or certificates, in any encoding.

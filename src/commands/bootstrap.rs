@@ -120,9 +120,6 @@ fn show_plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode,
         _ => Some(format!("correct this, then run {bootstrap}")),
     };
     let code = global.finish(DocumentKind::Plan, &report, code, next)?;
-    if refusals.is_empty() {
-        Ok(code)
-    } else {
-        Err(Failure::with_messages(ExitCode::Refused, refusals))
-    }
+    Failure::require_none(refusals)?;
+    Ok(code)
 }

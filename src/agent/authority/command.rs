@@ -126,9 +126,7 @@ pub fn start(
         return Err(Failure::refused(format!("{} is empty", evidence.file)));
     };
     let trouble = evidence.signing_trouble();
-    if !trouble.is_empty() {
-        return Err(Failure::with_messages(ExitCode::Refused, trouble));
-    }
+    Failure::require_none(trouble)?;
     let target = evidence.rotated((old, &new), TrustPart::Add(&new), now);
     require_pins(setup, authority, &target)?;
     Ok(RotationCommand::Start(Box::new(RotationStart {

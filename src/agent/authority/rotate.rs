@@ -5,6 +5,7 @@
 //! commit, and is computed from the files, whichever phase the node has missed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::PathBuf;
 
 use time::{Duration, OffsetDateTime};
@@ -12,7 +13,7 @@ use time::{Duration, OffsetDateTime};
 use super::evidence;
 use super::judge::{Evidence, TrustPart, fingerprint};
 use super::report::Peers;
-use super::service_account::{self, PairChange};
+use super::service_account;
 use super::step::ChangeStep;
 use super::{StepOrder, StepOutcome, require_pins};
 use crate::agent::load::Loaded;
@@ -73,6 +74,21 @@ impl Followed {
             ..Followed::default()
         }
     }
+
+    /// Takes into account that a failed part may be tried again at this time.
+    fn wake_at(&mut self, again: OffsetDateTime) {
+        self.next = Some(self.next.map_or(again, |next| next.min(again)));
+    }
+
+    /// Adds the row of a part that was taken.
+    fn report(&mut self, rotation: &AuthorityRotation, done: Vec<String>) {
+        self.rows.push(ReportRow {
+            name: row_name(rotation),
+            action: RowAction::Written,
+            reasons: done.into_iter().map(RowReason::AuthorityChange).collect(),
+            ..ReportRow::default()
+        });
+    }
 }
 
 /// The certificates of a rotation.
@@ -102,22 +118,27 @@ impl RotatedCertificates {
 /// # Errors
 /// It is not one certificate with the SHA-256 that the rotation names.
 pub fn certificate(ca: &RotatedCa) -> Result<Certificate, String> {
-    let found = certificates_of(ca.certificate.as_bytes()).map_err(|error| {
-        format!(
-            "the certificate sha256:{} is unreadable: {error}",
-            ca.sha256
-        )
-    })?;
-    match <[Certificate; 1]>::try_from(found) {
-        Ok([one]) if fingerprint(&one) == ca.sha256 => Ok(one),
+    only(ca, "certificate", certificates_of, fingerprint)
+}
+
+/// Returns the only object in the text of a rotation, which must have the SHA-256 that the rotation names.
+pub(super) fn only<T, E: fmt::Display>(
+    ca: &RotatedCa,
+    what: &str,
+    read: impl Fn(&[u8]) -> Result<Vec<T>, E>,
+    digest: impl Fn(&T) -> String,
+) -> Result<T, String> {
+    let sha256 = &ca.sha256;
+    let found = read(ca.certificate.as_bytes())
+        .map_err(|error| format!("the {what} sha256:{sha256} is unreadable: {error}"))?;
+    match <[T; 1]>::try_from(found) {
+        Ok([one]) if digest(&one) == *sha256 => Ok(one),
         Ok([one]) => Err(format!(
-            "its certificate has the SHA-256 {}, but is recorded with {}",
-            fingerprint(&one),
-            ca.sha256
+            "its {what} has the SHA-256 {}, but is recorded with {sha256}",
+            digest(&one)
         )),
         Err(several) => Err(format!(
-            "sha256:{} must be one certificate, and there are {}",
-            ca.sha256,
+            "sha256:{sha256} must be one {what}, and there are {}",
             several.len()
         )),
     }
@@ -367,11 +388,7 @@ impl Follower {
             && failed.phase == phase
             && now < failed.again
         {
-            followed.next = Some(
-                followed
-                    .next
-                    .map_or(failed.again, |next| next.min(failed.again)),
-            );
+            followed.wake_at(failed.again);
             return Ok(());
         }
         let rollbacks = own.rollbacks;
@@ -387,7 +404,11 @@ impl Follower {
         }
         let RotationSubject::Authority(authority) = subject else {
             match service_account::take(root, setup, rotation, step.as_ref(), clock) {
-                Ok(change) => pair_taken(rotation, change, followed),
+                Ok(change) => {
+                    followed.acted = true;
+                    followed.written.extend(change.written);
+                    followed.report(rotation, change.done);
+                }
                 Err(failure) => self.fail(rotation, failure, now, followed),
             }
             return Ok(());
@@ -417,24 +438,14 @@ impl Follower {
                 let part = own.evidence.as_ref().zip(step.as_ref());
                 let why = part.map(|(evidence, part)| beyond(evidence, rotation, part, now));
                 let why = why.transpose()?.unwrap_or(outcome.done);
-                self.unchanged(rotation, why, now, followed);
+                // Another program may complete it at any time, so that it is repeated.
+                let failure = Failure::with_messages(ExitCode::Pending, why);
+                self.fail(rotation, failure, now, followed);
             }
             Ok(outcome) => self.taken(rotation, outcome, now, followed),
             Err(failure) => self.fail(rotation, failure, now, followed),
         }
         Ok(())
-    }
-
-    /// Reports a part that changed nothing. Another program may complete it at any time, so that it is repeated.
-    fn unchanged(
-        &mut self,
-        rotation: &AuthorityRotation,
-        why: Vec<String>,
-        now: OffsetDateTime,
-        followed: &mut Followed,
-    ) {
-        let failure = Failure::with_messages(ExitCode::Pending, why);
-        self.fail(rotation, failure, now, followed);
     }
 
     /// Reports a part that was taken.
@@ -447,12 +458,7 @@ impl Follower {
     ) {
         followed.acted |= outcome.applied;
         followed.written.extend(outcome.written);
-        followed.rows.push(ReportRow {
-            name: row_name(rotation),
-            action: RowAction::Written,
-            reasons: reasons([outcome.proven, outcome.done].concat()),
-            ..ReportRow::default()
-        });
+        followed.report(rotation, [outcome.proven, outcome.done].concat());
         let Some(issued) = outcome.issued else { return };
         followed.written.extend(issued.written);
         if outcome.is_incomplete {
@@ -474,7 +480,7 @@ impl Follower {
         followed: &mut Followed,
     ) {
         let again = self.delay(rotation, failure.one_line(), now);
-        followed.next = Some(followed.next.map_or(again, |next| next.min(again)));
+        followed.wake_at(again);
         followed
             .rows
             .push(ReportRow::failed(&row_name(rotation), failure));
@@ -501,22 +507,6 @@ impl Follower {
         self.failed.insert(rotation.subject, failed);
         again
     }
-}
-
-/// Reports a part of a change of the service-account key.
-fn pair_taken(rotation: &AuthorityRotation, change: PairChange, followed: &mut Followed) {
-    followed.acted = true;
-    followed.written.extend(change.written);
-    followed.rows.push(ReportRow {
-        name: row_name(rotation),
-        action: RowAction::Written,
-        reasons: reasons(change.done),
-        ..ReportRow::default()
-    });
-}
-
-fn reasons(proofs: Vec<String>) -> Vec<RowReason> {
-    proofs.into_iter().map(RowReason::AuthorityChange).collect()
 }
 
 /// Returns the wait after a failure that followed `attempts` earlier ones.
@@ -564,9 +554,7 @@ async fn take(
                 offer.map_err(Failure::refused)?;
             }
             let trouble = step.evidence.signing_trouble();
-            if !trouble.is_empty() {
-                return Err(Failure::with_messages(ExitCode::Refused, trouble));
-            }
+            Failure::require_none(trouble)?;
             let target = target(&step, TrustPart::Add(ca));
             require_pins(setup, order.authority, &target)?;
             step.put_in_place(&target, true, clock)?;
@@ -673,7 +661,8 @@ mod tests {
             let why = beyond(&own, &rotation, &part, NOW).unwrap();
             assert_eq!(why, std::slice::from_ref(&expected));
             let mut followed = Followed::default();
-            follower.unchanged(&rotation, why, NOW, &mut followed);
+            let failure = Failure::with_messages(ExitCode::Pending, why);
+            follower.fail(&rotation, failure, NOW, &mut followed);
             assert_eq!(followed.next, Some(NOW + delay(attempts)));
             assert!(!followed.acted);
             let failed = follower.failed.get(&rotation.subject);

@@ -20,8 +20,9 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::evidence;
+use super::rotate::only;
 use super::sealed;
-use crate::agent::{self, Clock, ExitCode, Failure, RunSetup, audit};
+use crate::agent::{self, Clock, Failure, RunSetup, audit};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::NodePath;
 use crate::node::NodeState;
@@ -65,25 +66,7 @@ fn digest(key: &PublicKey) -> String {
 /// # Errors
 /// It is not one public key with the SHA-256 that the rotation names.
 pub(super) fn public_key(rotated: &RotatedCa) -> Result<PublicKey, String> {
-    let found = PublicKey::all_from_pem(rotated.certificate.as_bytes()).map_err(|error| {
-        format!(
-            "the public key sha256:{} is unreadable: {error}",
-            rotated.sha256
-        )
-    })?;
-    match <[PublicKey; 1]>::try_from(found) {
-        Ok([one]) if digest(&one) == rotated.sha256 => Ok(one),
-        Ok([one]) => Err(format!(
-            "its public key has the SHA-256 {}, but is recorded with {}",
-            digest(&one),
-            rotated.sha256
-        )),
-        Err(several) => Err(format!(
-            "sha256:{} must be one public key, and there are {}",
-            rotated.sha256,
-            several.len()
-        )),
-    }
+    only(rotated, "public key", PublicKey::all_from_pem, digest)
 }
 
 /// The pair on the disk.
@@ -322,8 +305,8 @@ pub(super) fn take(
     let spec = spec(setup)?;
     let trouble = flag_trouble(&setup.state(root), spec);
     // The record of a phase replaces no file, so that the file which a flag names does not matter.
-    if part.is_some() && !trouble.is_empty() {
-        return Err(Failure::with_messages(ExitCode::Refused, trouble));
+    if part.is_some() {
+        Failure::require_none(trouble)?;
     }
     let (mut store, _) = agent::open_store(root, setup, "authority", clock)?;
     let now = clock();

@@ -15,9 +15,7 @@ use super::judge::{ChangeTarget, Evidence, named};
 use super::report::{AuthorityReport, PeerRequirement};
 use super::{StepOrder, StepOutcome};
 use crate::agent::load;
-use crate::agent::{
-    self, Clock, ExitCode, Failure, Progress, RunSetup, Survey, SurveyedCert, audit,
-};
+use crate::agent::{self, Clock, Failure, Progress, RunSetup, Survey, SurveyedCert, audit};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName};
@@ -137,9 +135,16 @@ impl<'a> ChangeStep<'a> {
         self.done.push(message);
     }
 
-    /// Records why nothing is due.
-    pub(super) fn nothing_to_do(&mut self, why: impl fmt::Display) {
+    /// Ends a step of which nothing is due, except that a rolled-back component may be restarted again.
+    pub(super) fn nothing_to_do(
+        mut self,
+        why: impl fmt::Display,
+        clock: Clock,
+        now: OffsetDateTime,
+    ) -> Result<StepOutcome, Failure> {
         self.done.push(format!("nothing to do: {why}"));
+        self.repeat_restarts(clock)?;
+        self.end(now)
     }
 
     /// Records a proof of a requirement.
@@ -174,11 +179,7 @@ impl<'a> ChangeStep<'a> {
             Ok(proven) => self.proofs.extend(proven),
             Err(why) => missing.extend(why),
         }
-        if missing.is_empty() {
-            Ok(())
-        } else {
-            Err(Failure::with_messages(ExitCode::Refused, missing))
-        }
+        Failure::require_none(missing)
     }
 
     /// Proves that the signer signs with this CA, the `which` one: has one certificate signed, verifies it and discards it.
@@ -316,7 +317,7 @@ impl<'a> ChangeStep<'a> {
 
     /// Requests another restart of the components that were rolled back in a step of this authority. Only a repeated step
     /// requests it.
-    pub(super) fn repeat_restarts(&mut self, clock: Clock) -> Result<(), Failure> {
+    fn repeat_restarts(&mut self, clock: Clock) -> Result<(), Failure> {
         let now = clock();
         let components = self.evidence.rolled_back.iter();
         let components: Vec<Component> = components.map(|one| one.component).collect();
@@ -594,7 +595,8 @@ impl<'a> ChangeStep<'a> {
             self.reread(now)?;
         }
         if self.done.is_empty() {
-            self.nothing_to_do("the step is already complete");
+            self.done
+                .push("nothing to do: the step is already complete".to_owned());
         }
         Ok(StepOutcome {
             step: self.name,

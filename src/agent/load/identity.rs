@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::running::{RunningNode, kubelet_name, manifest_name};
-use crate::agent::{ExitCode, Failure};
+use crate::agent::Failure;
 use crate::kube::kubeadm::{Discovery, JoinDiscovery, KubeadmRole, NodeName, Resolved};
 use crate::kube::names::CertName;
 use crate::kube::paths::ETCD_MANIFEST;
@@ -229,8 +229,8 @@ impl Recorded {
             }
         }
         conflicts.extend(running.and_then(|running| running.foreign_etcd(state, wanted.resolved)));
-        if matches!(change, IdentityChange::Accept(_)) && !conflicts.is_empty() {
-            return Err(Failure::with_messages(ExitCode::Refused, conflicts));
+        if matches!(change, IdentityChange::Accept(_)) {
+            Failure::require_none(std::mem::take(&mut conflicts))?;
         }
         let mut node = node.clone();
         node.join = None;

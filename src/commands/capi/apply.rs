@@ -16,7 +16,7 @@ use super::migrate;
 use super::secrets::{
     CLUSTER_LABEL, ClusterTarget, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI, Object, Purpose, SecretSpec,
 };
-use crate::agent::{ExitCode, Failure, ReportRow, RowAction, RowReason};
+use crate::agent::{Failure, ReportRow, RowAction, RowReason};
 use crate::cluster::api::{self, Api, SECRET};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::Authority;
@@ -70,9 +70,7 @@ pub(super) async fn apply(
             )),
         }
     }
-    if !refusals.is_empty() {
-        return Err(Failure::with_messages(ExitCode::Refused, refusals));
-    }
+    Failure::require_none(refusals)?;
     let mut rows = Vec::new();
     for (secret, change) in changes {
         let (name, namespace) = (secret.name(), secret.target.namespace());

@@ -542,11 +542,8 @@ impl PreparedIssue {
                 ),
             }
         }
-        if refusals.is_empty() {
-            Ok(changed)
-        } else {
-            Err(Failure::with_messages(ExitCode::Refused, refusals))
-        }
+        Failure::require_none(refusals)?;
+        Ok(changed)
     }
 
     /// Adds the state directory to the messages, since not every message names it.
