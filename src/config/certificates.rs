@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::names::accepted_with_notes;
 use super::reload::{On, Unit, UnitAction, unit_name};
 use super::{Settings, reload::Reload};
 use crate::kube::components::{Component, ReplacedFile};
@@ -377,16 +378,7 @@ impl Setting for RegisteredSan {
             );
             return None;
         }
-        let (san, notes) = match San::parse(&sample) {
-            Ok(parsed) => parsed,
-            Err(refusal) => {
-                field.error(refusal.message, refusal.fix);
-                return None;
-            }
-        };
-        for note in notes {
-            field.warning(note.message, note.fix);
-        }
+        let san = accepted_with_notes(field, San::parse(&sample))?;
         if let San::Dns(name) = &san
             && is_apiserver_name(name)
         {

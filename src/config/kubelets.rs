@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::names::{accepted, accepted_with_notes};
 use crate::kube::kubeadm::{IpNet, is_dns_subdomain};
 use crate::kubelets::{KubeletPolicy, NodeNamePattern, NodeNameRange};
 use crate::x509::KeyAlgorithm;
@@ -69,13 +70,7 @@ macro_rules! text_setting {
             const FORM: ValueForm = ValueForm::Text;
 
             fn read(field: &Field<'_>) -> Option<Self> {
-                match <$type>::from_str(&field.string()?) {
-                    Ok(value) => Some(value),
-                    Err(refusal) => {
-                        field.error(refusal.message, refusal.fix);
-                        None
-                    }
-                }
+                accepted(field, <$type>::from_str(&field.string()?))
             }
 
             fn shown(&self) -> Option<Value> {
@@ -108,18 +103,7 @@ impl Setting for IpNet {
     const FORM: ValueForm = ValueForm::Text;
 
     fn read(field: &Field<'_>) -> Option<Self> {
-        match IpNet::parse(&field.string()?) {
-            Ok((network, note)) => {
-                if let Some(note) = note {
-                    field.warning(note.message, note.fix);
-                }
-                Some(network)
-            }
-            Err(refusal) => {
-                field.error(refusal.message, refusal.fix);
-                None
-            }
-        }
+        accepted_with_notes(field, IpNet::parse(&field.string()?))
     }
 
     fn shown(&self) -> Option<Value> {
@@ -175,31 +159,30 @@ fn keys(field: &Field<'_>) -> Option<Vec<KeyAlgorithm>> {
     Some(keys)
 }
 
+/// Reads a text, and reports one that is not `what`.
+fn text(
+    field: &Field<'_>,
+    is_valid: impl FnOnce(&str) -> bool,
+    what: &str,
+    fix: &str,
+) -> Option<String> {
+    let text = field.string()?;
+    if !is_valid(&text) {
+        field.error(format!("{text:?} is not {what}"), fix);
+    }
+    Some(text)
+}
+
 fn domains(field: &Field<'_>) -> Option<Vec<String>> {
-    let read = |item: &Field<'_>| {
-        let domain = item.string()?;
-        if !is_dns_subdomain(&domain) {
-            item.error(
-                format!("{domain:?} is not a DNS domain in lower case"),
-                "write a domain such as ec2.internal, without a wildcard",
-            );
-        }
-        Some(domain)
-    };
+    const FIX: &str = "write a domain such as ec2.internal, without a wildcard";
+    let read = |item: &Field<'_>| text(item, is_dns_subdomain, "a DNS domain in lower case", FIX);
     Some(field.list()?.iter().filter_map(read).collect())
 }
 
 fn token_groups(field: &Field<'_>) -> Option<Vec<String>> {
-    let read = |item: &Field<'_>| {
-        let group = item.string()?;
-        if !group.starts_with(TOKEN_GROUP_PREFIX) {
-            item.error(
-                format!("{group:?} is not a group of bootstrap tokens"),
-                format!("write a group that begins with {TOKEN_GROUP_PREFIX}"),
-            );
-        }
-        Some(group)
-    };
+    let fix = format!("write a group that begins with {TOKEN_GROUP_PREFIX}");
+    let is_valid = |group: &str| group.starts_with(TOKEN_GROUP_PREFIX);
+    let read = |item: &Field<'_>| text(item, is_valid, "a group of bootstrap tokens", &fix);
     Some(field.list()?.iter().filter_map(read).collect())
 }
 
@@ -223,26 +206,12 @@ fn positive(field: &Field<'_>, max: u32) -> Option<u32> {
 }
 
 fn revoked(field: &Field<'_>) -> Option<Vec<String>> {
-    let read = |item: &Field<'_>| {
-        let name = item.string()?;
-        if !is_dns_subdomain(&name) {
-            item.error(
-                format!("{name:?} is not a valid node name"),
-                "write the name of the Node, as kubectl get nodes prints it",
-            );
-        }
-        Some(name)
-    };
+    const FIX: &str = "write the name of the Node, as kubectl get nodes prints it";
+    let read = |item: &Field<'_>| text(item, is_dns_subdomain, "a valid node name", FIX);
     Some(field.list()?.iter().filter_map(read).collect())
 }
 
 fn lease(field: &Field<'_>) -> Option<String> {
-    let name = field.string()?;
-    if !is_dns_subdomain(&name) {
-        field.error(
-            format!("{name:?} is not a valid name of a Lease"),
-            "use lower-case letters, digits, - and .",
-        );
-    }
-    Some(name)
+    const FIX: &str = "use lower-case letters, digits, - and .";
+    text(field, is_dns_subdomain, "a valid name of a Lease", FIX)
 }

@@ -4,11 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::kube::kubeadm::{NodeName, San};
+use crate::kube::kubeadm::{InvalidValue, NodeName, San, ValueNote};
 use crate::kube::names::{self, CertName};
 use crate::yaml::schema::{MapKey, ValueForm};
 use crate::yaml::settings::Setting;
 use crate::yaml::{self, Field, FieldPosition, Map};
+
+/// Returns the value, or reports why it is refused.
+pub(super) fn accepted<T>(field: &Field<'_>, read: Result<T, InvalidValue>) -> Option<T> {
+    read.map_err(|refusal| field.error(refusal.message, refusal.fix))
+        .ok()
+}
+
+/// As [`accepted`], for a value with notes, which are reported as warnings.
+pub(super) fn accepted_with_notes<T>(
+    field: &Field<'_>,
+    read: Result<(T, impl IntoIterator<Item = ValueNote>), InvalidValue>,
+) -> Option<T> {
+    let (value, notes) = accepted(field, read)?;
+    for note in notes {
+        field.warning(note.message, note.fix);
+    }
+    Some(value)
+}
 
 impl Setting for NodeName {
     const FORM: ValueForm = ValueForm::Text;
@@ -115,18 +133,7 @@ impl Setting for San {
     const FORM: ValueForm = ValueForm::Text;
 
     fn read(field: &Field<'_>) -> Option<Self> {
-        match San::parse(&field.string()?) {
-            Ok((san, notes)) => {
-                for note in notes {
-                    field.warning(note.message, note.fix);
-                }
-                Some(san)
-            }
-            Err(refusal) => {
-                field.error(refusal.message, refusal.fix);
-                None
-            }
-        }
+        accepted_with_notes(field, San::parse(&field.string()?))
     }
 
     fn shown(&self) -> Option<Value> {
