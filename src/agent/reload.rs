@@ -402,22 +402,29 @@ impl Run<'_> {
         wanted: &[u8; 32],
         give_up: Instant,
     ) -> Result<(), String> {
-        loop {
-            let found = self.probe.served(component, address).await;
-            let why = match found {
-                Ok(shown) if shown.fingerprint() == *wanted => return Ok(()),
-                Ok(shown) => format!(
-                    "{component} still serves serial {} at {address}",
-                    shown.serial()
-                ),
-                Err(why) => {
-                    format!("the certificate that {component} serves could not be read: {why}")
-                }
-            };
-            if Instant::now() >= give_up {
-                return Err(why);
-            }
-            sleep(POLL_INTERVAL).await;
+        let verify = async || match self.probe.served(component, address).await {
+            Ok(shown) if shown.fingerprint() == *wanted => Ok(()),
+            Ok(shown) => Err(format!(
+                "{component} still serves serial {} at {address}",
+                shown.serial()
+            )),
+            Err(why) => Err(format!(
+                "the certificate that {component} serves could not be read: {why}"
+            )),
+        };
+        poll(give_up, verify).await
+    }
+}
+
+/// Repeats a check until it succeeds, or until `give_up`. Returns the last result.
+async fn poll<T>(
+    give_up: Instant,
+    mut check: impl AsyncFnMut() -> Result<T, String>,
+) -> Result<T, String> {
+    loop {
+        match check().await {
+            Err(_) if Instant::now() < give_up => sleep(POLL_INTERVAL).await,
+            ended => return ended,
         }
     }
 }

@@ -13,12 +13,12 @@ use std::path::PathBuf;
 use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::lease::RestartLease;
 use super::pod::{ANNOTATION, Pod};
 use super::restart::NO_LEASE_OF_MEMBER;
-use super::{POLL_INTERVAL, Run, busy_message, names};
+use super::{Run, busy_message, names, poll};
 use crate::agent::{Failure, RowAction};
 use crate::cluster::api::POD;
 use crate::kube::components::ReplacedFile;
@@ -231,13 +231,7 @@ impl Run<'_> {
     async fn verify_pod(&mut self, found: &MountingPod) -> bool {
         let timeout = self.probe.setup.reload.timeout;
         let give_up = Instant::now() + timeout;
-        let ended = loop {
-            match self.runs_since(found).await {
-                Err(why) if Instant::now() >= give_up => break Err(why),
-                Err(_) => sleep(POLL_INTERVAL).await,
-                Ok(proof) => break Ok(proof),
-            }
-        };
+        let ended = poll(give_up, async || self.runs_since(found).await).await;
         let causes = found.causes();
         let name = found.pod.name.as_str();
         match ended {

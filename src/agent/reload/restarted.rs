@@ -9,17 +9,19 @@ use super::pod::{Pod, ServedAt};
 use super::probe::{ProbeError, generates_certificate};
 use super::restart::DueRestart;
 use super::sockets::Sockets;
-use super::{POLL_INTERVAL, Run};
+use super::{POLL_INTERVAL, Run, poll};
 use crate::cluster::api::ApiError;
 use crate::kube::components::Component;
 
 /// State of a component before its restart.
+#[derive(Default)]
 pub(super) struct StateBefore {
     /// Fingerprint of the served certificate.
     served: Option<[u8; 32]>,
     /// The sockets at which it is served.
     listeners: Sockets,
-    healthy: bool,
+    /// Whether the kubelet was not healthy, as far as is known.
+    is_unhealthy: bool,
     /// For etcd, whether the API server of this node served. One that has stopped is examined after its own restart.
     has_client: bool,
     /// Identity of the leader, if it is a process of this host.
@@ -52,20 +54,13 @@ impl Run<'_> {
     /// Returns the state of a component before a restart. Until `limit` is over, a late answer is asked for again.
     pub(super) async fn observe(&self, due: &DueRestart, limit: Duration) -> StateBefore {
         let (component, pod) = (due.component(), due.pod.as_ref());
-        let mut before = StateBefore {
-            served: None,
-            listeners: Sockets::default(),
-            healthy: true,
-            has_client: false,
-            leader: None,
-            lease: None,
-        };
+        let mut before = StateBefore::default();
         if component == Component::Etcd {
             let serves = while_late(limit, async || self.probe.livez().await);
             before.has_client = serves.await.is_ok();
         }
         if component == Component::Kubelet {
-            before.healthy = self.probe.kubelet().await.is_ok();
+            before.is_unhealthy = self.probe.kubelet().await.is_err();
             let previous = &due.restart.previous;
             let lease = while_late(limit, async || {
                 Ok(self.probe.node_lease_before(previous).await?)
@@ -95,22 +90,13 @@ impl Run<'_> {
     ) -> Result<String, String> {
         let timeout = self.probe.setup.reload.timeout;
         self.await_until(component, "it works after its restart", timeout);
-        let give_up = Instant::now() + timeout;
         let mut has_stopped = before.is_stopped();
-        loop {
-            let why = match self
-                .verify_restarted(component, pod, before, &mut has_stopped)
+        let verify = async || {
+            self.verify_restarted(component, pod, before, &mut has_stopped)
                 .await
-            {
-                Ok(proven) => return Ok(proven),
-                Err(why) => why,
-            };
-            if Instant::now() >= give_up {
-                let seconds = timeout.as_secs_f32();
-                return Err(format!("{seconds} s after its restart {why}"));
-            }
-            sleep(POLL_INTERVAL).await;
-        }
+        };
+        let proven = poll(Instant::now() + timeout, verify).await;
+        proven.map_err(|why| format!("{} s after its restart {why}", timeout.as_secs_f32()))
     }
 
     /// Waits until the process that served before has closed its port and every connection, and so has answered every
@@ -153,7 +139,9 @@ impl Run<'_> {
         match self.probe.kubelet().await {
             Ok(()) => {}
             // The health endpoint may be disabled.
-            Err(_) if !before.healthy => return Ok("its health is unknown, as before".to_owned()),
+            Err(_) if before.is_unhealthy => {
+                return Ok("its health is unknown, as before".to_owned());
+            }
             Err(why) => return Err(format!("it is not healthy: {why}")),
         }
         verify_node_lease(before.lease, self.probe.node_lease().await)
@@ -276,10 +264,7 @@ mod tests {
         let before = |served, listeners| StateBefore {
             served,
             listeners,
-            healthy: true,
-            has_client: false,
-            leader: None,
-            lease: None,
+            ..StateBefore::default()
         };
         assert!(before(None, Sockets::default()).is_stopped());
         assert!(!before(None, Sockets::listening_at(address)).is_stopped());
