@@ -9,9 +9,8 @@
 //! `packaging/config.yaml`; a test fails if it is missing there. The settings of a signer are declared in its own file.
 
 mod argument;
-mod authority_rotation;
 mod certificates;
-mod cluster_policy;
+mod cluster;
 mod fragments;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
@@ -20,8 +19,6 @@ mod kubelet;
 mod kubelets;
 mod metrics;
 mod names;
-mod node_events;
-mod node_report;
 pub mod reload;
 mod rotation;
 
@@ -46,14 +43,11 @@ use crate::yaml::settings::{
 use crate::yaml::{self, Faults, Field, FieldPosition, Map, Walk};
 
 pub use argument::{Argument, Origin};
-pub use authority_rotation::RotationSettings;
 pub use certificates::{PodRestart, Registrations};
-pub use cluster_policy::ClusterPolicySettings;
+pub use cluster::{ClusterPolicySettings, NodeEventSettings, NodeReportSettings, RotationSettings};
 pub use fragments::{API_VERSION, FRAGMENT_DIRECTORIES, KIND, MAIN_FILE, collect, merge};
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
-pub use node_events::NodeEventSettings;
-pub use node_report::NodeReportSettings;
 use reload::Reload;
 
 /// Maximum number of files in `kubeadm.files`.
