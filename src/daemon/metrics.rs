@@ -40,7 +40,7 @@ use families::{
     GENERATED, GENERATION_DURATION, LAST_RUN, LAST_RUN_DURATION, LAST_RUN_EXIT_CODE, LAST_SUCCESS,
     NEXT_RUN, RESTARTS, SIGNER_DURATION, SIGNER_ERRORS,
 };
-use gauges::{CertificateLabels, KeyLabels};
+use gauges::{CertificateLabels, key_labels};
 use kubelets::KubeletGauges;
 
 pub use kubelets::KubeletRecorder;
@@ -379,14 +379,11 @@ impl Progress for Recorder<'_> {
                 let labels = match slot {
                     Slot::Certificate(name) => CertificateLabels::leaf(*name).with_key(key),
                     Slot::ServiceAccount => {
-                        let key = KeyLabels::of(key);
-                        labels(&[
+                        let pair = [
                             ("certificate_name", slot.as_str()),
                             ("component", "kube-apiserver"),
-                            ("algorithm", key.algorithm),
-                            ("key_size", key.size),
-                            ("curve", key.curve),
-                        ])
+                        ];
+                        format!("{},{}", labels(&pair), key_labels(key))
                     }
                 };
                 counts.observe(&GENERATION_DURATION, labels, *took);

@@ -83,8 +83,7 @@ pub(super) fn assessed(survey: &Survey, root: &NodeRoot, now: OffsetDateTime) ->
 /// Adds the gauges of a node of the cluster.
 pub(super) fn reported(page: &mut MetricsPage, node: &str, summary: Option<&NodeSummary>) {
     let of_node = labels(&[("node", node)]);
-    let is_reported = f64::from(u8::from(summary.is_some()));
-    page.sample(&NODE_REPORTED, &of_node, is_reported);
+    page.sample(&NODE_REPORTED, &of_node, flag(summary.is_some()));
     for certificate in summary.iter().flat_map(|summary| &summary.certificates) {
         let name = &certificate.name;
         let labels = labels(&[
@@ -135,15 +134,26 @@ fn sample_verdict(page: &mut MetricsPage, owner: KeyOwner, verdict: KeyVerdict) 
     if let Some(compliant) = compliant {
         page.sample(&COMPLIANT, &of_owner, compliant);
     }
-    for one in KeyVerdict::ALL {
-        let verdict_label = labels(&[("verdict", &one.as_str().replace(' ', "-"))]);
-        let labels = format!("{of_owner},{verdict_label}");
-        page.sample(
-            &POLICY_VERDICT,
-            &labels,
-            f64::from(u8::from(one == verdict)),
-        );
+    let verdicts = KeyVerdict::ALL.map(|one| (one.as_str(), one == verdict));
+    sample_each(page, &POLICY_VERDICT, &of_owner, "verdict", verdicts);
+}
+
+/// Adds a sample for each value of a label: 1 for the present one.
+fn sample_each(
+    page: &mut MetricsPage,
+    family: &'static MetricFamily,
+    of: &str,
+    label: &str,
+    values: impl IntoIterator<Item = (&'static str, bool)>,
+) {
+    for (value, is_present) in values {
+        let value = labels(&[(label, &value.replace(' ', "-"))]);
+        page.sample(family, &format!("{of},{value}"), flag(is_present));
     }
+}
+
+fn flag(is_set: bool) -> f64 {
+    f64::from(u8::from(is_set))
 }
 
 /// Returns the labels of a key. One that is not a certificate's has no authority.
@@ -171,7 +181,7 @@ pub(super) fn restarts(page: &mut MetricsPage, root: &NodeRoot) {
         let component = labels(&[("component", restart.component.as_str())]);
         page.sample(&RESTARTS_PENDING, &component, seconds(restart.since));
         let rolled_back = matches!(restart.state, RestartState::RolledBack { .. });
-        page.sample(&ROLLED_BACK, &component, f64::from(u8::from(rolled_back)));
+        page.sample(&ROLLED_BACK, &component, flag(rolled_back));
     }
 }
 
@@ -231,39 +241,17 @@ impl CertificateLabels {
 
     /// Returns the labels with those of the key, whose kind `key` is a name of `x509`.
     pub(super) fn with_key(&self, key: &str) -> String {
-        let KeyLabels {
-            algorithm,
-            size,
-            curve,
-        } = KeyLabels::of(key);
-        labels(&[
-            ("certificate_name", self.name),
-            ("authority", self.authority.as_str()),
-            ("category", self.category),
-            ("component", self.component),
-            ("algorithm", algorithm),
-            ("key_size", size),
-            ("curve", curve),
-        ])
+        format!("{},{}", self.labels(), key_labels(key))
     }
 
     fn sample_state(&self, page: &mut MetricsPage, state: RowState) {
-        for one in RowState::ALL {
-            let labels = format!(
-                "{},{}",
-                self.labels(),
-                labels(&[("state", &one.as_str().replace(' ', "-"))])
-            );
-            page.sample(&STATE, &labels, f64::from(u8::from(one == state)));
-        }
+        let states = RowState::ALL.map(|one| (one.as_str(), one == state));
+        sample_each(page, &STATE, &self.labels(), "state", states);
     }
 
     fn sample_phase(&self, page: &mut MetricsPage, phase: CertPhase) {
-        for one in CertPhase::ALL {
-            let phase_label = labels(&[("phase", one.as_str())]);
-            let labels = format!("{},{phase_label}", self.labels());
-            page.sample(&PHASE, &labels, f64::from(u8::from(one == phase)));
-        }
+        let phases = CertPhase::ALL.map(|one| (one.as_str(), one == phase));
+        sample_each(page, &PHASE, &self.labels(), "phase", phases);
     }
 
     fn sample_validity(&self, page: &mut MetricsPage, facts: &Facts) {
@@ -273,27 +261,19 @@ impl CertificateLabels {
     }
 }
 
-/// The labels of a key, in the terms of the key policy: a size for RSA, a curve for ECDSA.
-pub(super) struct KeyLabels<'a> {
-    pub(super) algorithm: &'a str,
-    pub(super) size: &'a str,
-    pub(super) curve: &'a str,
-}
-
-impl<'a> KeyLabels<'a> {
-    pub(super) fn of(key: &'a str) -> KeyLabels<'a> {
-        let (algorithm, size, curve) = match key.split_once('-') {
-            Some(("RSA", size)) => ("RSA", size, ""),
-            Some(("ECDSA", curve)) => ("ECDSA", "", curve),
-            // A name or object identifier: a certificate that nodepki did not issue.
-            _ => (key, "", ""),
-        };
-        KeyLabels {
-            algorithm,
-            size,
-            curve,
-        }
-    }
+/// Returns the labels of a key, in the terms of the key policy: a size for RSA, a curve for ECDSA.
+pub(super) fn key_labels(key: &str) -> String {
+    let (algorithm, size, curve) = match key.split_once('-') {
+        Some(("RSA", size)) => ("RSA", size, ""),
+        Some(("ECDSA", curve)) => ("ECDSA", "", curve),
+        // A name or object identifier: a certificate that nodepki did not issue.
+        _ => (key, "", ""),
+    };
+    labels(&[
+        ("algorithm", algorithm),
+        ("key_size", size),
+        ("curve", curve),
+    ])
 }
 
 fn seconds(at: OffsetDateTime) -> f64 {
