@@ -104,6 +104,19 @@ impl<K> MigrationReport<K> {
         self.unproven.push(Failure::refused(message));
     }
 
+    /// Returns whether there is a row of an authority.
+    pub(in crate::commands) fn contains(&self, authority: Authority) -> bool {
+        let mut rows = self.authorities.iter();
+        rows.any(|row| row.authority == authority)
+    }
+
+    /// Keeps the keys that were to be removed if something is unproven.
+    pub(in crate::commands) fn keep_if_unproven(&mut self) {
+        if !self.unproven.is_empty() {
+            self.replace_action(KeyAction::ToBeRemoved, KeyAction::Kept);
+        }
+    }
+
     /// Replaces the action of rows that have `planned`.
     pub(in crate::commands) fn replace_action(&mut self, planned: KeyAction, action: KeyAction) {
         for row in &mut self.authorities {
@@ -120,11 +133,7 @@ impl<K> MigrationReport<K> {
         describe: impl Fn(Authority) -> String,
     ) {
         for authority in authorities {
-            if self
-                .authorities
-                .iter()
-                .all(|row| row.authority != *authority)
-            {
+            if !self.contains(*authority) {
                 self.refuse(format!(
                     "no backup contains the key of {} (name the one that does with --backup)",
                     describe(*authority)

@@ -327,19 +327,13 @@ async fn prove(
     }
     note_absent_kubeconfigs(root, setup, &survey, &keys, &mut report)?;
     report.changes = changes_without_keys(root, &report);
-    keep_if_unproven(&mut report);
+    report.keep_if_unproven();
     Ok(Proven {
         report,
         survey,
         keys,
         now,
     })
-}
-
-fn keep_if_unproven(report: &mut MigrationReport) {
-    if !report.unproven.is_empty() {
-        report.replace_action(KeyAction::ToBeRemoved, KeyAction::Kept);
-    }
 }
 
 fn require_service_account(action: Option<&ServiceAccountAction>, report: &mut MigrationReport) {
@@ -565,7 +559,7 @@ async fn prove_signing(
             Err(failure) => report.unproven.push(failure),
         }
     }
-    keep_if_unproven(report);
+    report.keep_if_unproven();
 }
 
 /// Returns the certificate like which the signer of an authority signs one as proof: that of an earlier proof which is
@@ -602,22 +596,16 @@ fn rehearsed<'a>(
 
 fn changes_without_keys(root: &NodeRoot, report: &MigrationReport) -> Vec<String> {
     let mut changes = Vec::new();
-    let is_removed = |authority| {
-        report
-            .authorities
-            .iter()
-            .any(|row| row.authority == authority)
-    };
     changes.push(
         "kubeadm treats these CAs as external from now on: kubeadm certs renew skips the certificates under them (and exits with 0); nodepki renews them"
             .to_owned(),
     );
-    if is_removed(Authority::Ca) || is_removed(Authority::FrontProxyCa) {
+    if report.contains(Authority::Ca) || report.contains(Authority::FrontProxyCa) {
         changes.push(
             "kubeadm init phase upload-certs refuses to run; use nodepki certs upload".to_owned(),
         );
     }
-    if is_removed(Authority::Ca) {
+    if report.contains(Authority::Ca) {
         changes.push("kube-controller-manager of this node signs nothing: CSRs of kubelets that join or renew stay pending until another signer signs for kubernetes.io/kube-apiserver-client-kubelet, and a kubelet whose client certificate expires loses access to the cluster".to_owned());
     }
     changes.push(format!(

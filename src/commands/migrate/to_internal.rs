@@ -104,8 +104,7 @@ fn compare(
             for bundle in bundles {
                 let authority = bundle.spec.authority;
                 let wanted = wish.authorities.is_empty() || wish.authorities.contains(&authority);
-                let is_reported = |row: &AuthorityRow| row.authority == authority;
-                if wanted && !report.authorities.iter().any(is_reported) {
+                if wanted && !report.contains(authority) {
                     compare_key(root, bundle, &key, &mut report, &mut missing)?;
                 }
             }

@@ -112,12 +112,11 @@ pub(super) async fn to_external(
         backup.prove(misplaced, &keys, &mut report);
     }
     report.changes = changes_without_keys(wish, &keys);
+    report.keep_if_unproven();
     let Some(backup) = wish.backup.as_ref().filter(|_| wish.apply) else {
-        keep_if_unproven(&mut report);
         return Ok(report);
     };
     if !report.unproven.is_empty() {
-        keep_if_unproven(&mut report);
         return Ok(report);
     }
     failpoint::reached("migrate:proven");
@@ -246,12 +245,6 @@ fn prove_earlier_backup(
     let certificates: Vec<_> = certificates.collect();
     let certificates = certificates.iter().map(|(name, trust)| (*name, trust));
     backup.prove_earlier(certificates, "the management cluster", report)
-}
-
-fn keep_if_unproven(report: &mut SecretsReport) {
-    if !report.unproven.is_empty() {
-        report.replace_action(KeyAction::ToBeRemoved, KeyAction::Kept);
-    }
 }
 
 /// Returns the keys in the Secrets of the selected authorities, and reports the entries that cannot be backed up.

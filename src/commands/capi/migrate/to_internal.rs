@@ -130,11 +130,7 @@ fn compare(
         is_used = true;
         let authority = purpose.authority();
         // Several backups may contain the same key.
-        if report
-            .authorities
-            .iter()
-            .any(|row| row.authority == authority)
-        {
+        if report.contains(authority) {
             continue;
         }
         let location = SecretEntry::new(&wish.target, *purpose, KEY_ENTRY);
