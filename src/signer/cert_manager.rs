@@ -106,14 +106,8 @@ impl Configured for Config {
     };
 
     fn setup(parts: &[Part<'_, Self>], _identity: &NodeIdentity) -> Option<String> {
-        let mut places: Vec<(&ApiAccess, &str)> = Vec::new();
-        for part in parts {
-            let place = (&part.config.access, part.config.namespace.as_str());
-            if !places.contains(&place) {
-                places.push(place);
-            }
-        }
-        let manifests = places.into_iter().map(|(access, namespace)| {
+        let places = Part::grouped(parts, |config| (&config.access, config.namespace.as_str()));
+        let manifests = places.into_iter().map(|((access, namespace), _)| {
             let named = json!({"name": "nodepki", "namespace": namespace});
             let rules = json!([{
                 "apiGroups": [REQUESTS.group],

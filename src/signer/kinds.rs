@@ -102,6 +102,24 @@ pub struct Part<'a, C> {
     pub kubelets: Option<&'a KubeletPolicy>,
 }
 
+impl<'a, C> Part<'a, C> {
+    /// Groups signers by a property of their settings, such as the server, in the order of the first of each group.
+    pub(super) fn grouped<'p, K: PartialEq>(
+        parts: &'p [Self],
+        key: impl Fn(&'a C) -> K,
+    ) -> Vec<(K, Vec<&'p Self>)> {
+        let mut groups: Vec<(K, Vec<&Self>)> = Vec::new();
+        for part in parts {
+            let key = key(part.config);
+            match groups.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, group)) => group.push(part),
+                None => groups.push((key, vec![part])),
+            }
+        }
+        groups
+    }
+}
+
 /// Summary of a kind. The table of signers in the documentation consists of these.
 pub struct About {
     /// Name of the kind in the configuration.

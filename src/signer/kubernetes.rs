@@ -113,15 +113,10 @@ impl Configured for Config {
     };
 
     fn setup(parts: &[Part<'_, Self>], identity: &NodeIdentity) -> Option<String> {
-        let mut servers: Vec<&ApiAccess> = Vec::new();
-        for part in parts {
-            if !servers.contains(&&part.config.access) {
-                servers.push(&part.config.access);
-            }
-        }
-        let manifests = servers.into_iter().map(|access| {
-            let of_server = parts.iter().filter(|part| part.config.access == *access);
+        let servers = Part::grouped(parts, |config| &config.access);
+        let manifests = servers.into_iter().map(|(access, of_server)| {
             let names: BTreeSet<String> = of_server
+                .into_iter()
                 .flat_map(|part| {
                     let of = |wanted| part.config.signer_name.of(wanted, identity);
                     part.wanted.iter().copied().filter_map(of)

@@ -19,18 +19,7 @@ use crate::yaml::format_duration;
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> String {
     let mut script = CfsslScript(String::new());
     script.fill(include_str!("setup/begin.sh"), &[("NODE", &identity.node)]);
-    let mut urls: Vec<&str> = Vec::new();
-    for part in parts {
-        let url = part.config.endpoint.url.as_str();
-        if !urls.contains(&url) {
-            urls.push(url);
-        }
-    }
-    for url in urls {
-        let of_server: Vec<_> = parts
-            .iter()
-            .filter(|part| part.config.endpoint.url.as_str() == url)
-            .collect();
+    for (url, of_server) in Part::grouped(parts, |config| config.endpoint.url.as_str()) {
         script.server(url, &of_server, identity);
     }
     script.0

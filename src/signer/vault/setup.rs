@@ -42,31 +42,19 @@ pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> Stri
             ("SIGNERS", &names.join(", ")),
         ],
     );
-    let mut servers: Vec<(&str, Option<&str>)> = Vec::new();
-    for part in parts {
-        let server = server(part.config);
-        if !servers.contains(&server) {
-            servers.push(server);
-        }
-    }
+    let servers = Part::grouped(parts, |config| {
+        (config.endpoint.url.as_str(), config.namespace.as_deref())
+    });
     let several = servers.len() > 1;
     if several {
         script.comment("The servers differ: the token must be valid for each. Otherwise print one at a time with --name.");
     }
-    for server in servers {
-        let of_server: Vec<&Part<'_, Config>> = parts
-            .iter()
-            .filter(|part| self::server(part.config) == server)
-            .collect();
-        script.server(server.0, server.1, several);
+    for ((address, namespace), of_server) in servers {
+        script.server(address, namespace, several);
         script.signers(&of_server, identity);
     }
     script.0.push_str(include_str!("setup/end.sh"));
     script.0
-}
-
-fn server(config: &Config) -> (&str, Option<&str>) {
-    (config.endpoint.url.as_str(), config.namespace.as_deref())
 }
 
 #[derive(Default)]
