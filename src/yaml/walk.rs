@@ -275,7 +275,7 @@ pub struct Map<'a> {
     field: Field<'a>,
     entries: &'a [MapEntry],
     known: RefCell<Vec<String>>,
-    misplaced: RefCell<Vec<(&'static str, &'static str)>>,
+    misplaced: RefCell<Vec<(&'static str, String)>>,
 }
 
 impl<'a> Map<'a> {
@@ -325,8 +325,8 @@ impl<'a> Map<'a> {
     }
 
     /// Defines the corrections for keys that belong elsewhere; they stay unknown here.
-    pub fn belong_elsewhere(&self, keys: &[(&'static str, &'static str)]) {
-        self.misplaced.borrow_mut().extend_from_slice(keys);
+    pub fn belong_elsewhere(&self, keys: impl IntoIterator<Item = (&'static str, String)>) {
+        self.misplaced.borrow_mut().extend(keys);
     }
 
     /// Returns the map as a field, for faults.
@@ -359,7 +359,7 @@ impl<'a> Map<'a> {
             let near = did_you_mean(&entry.key, known.iter().map(String::as_str));
             let place = self.misplaced.borrow();
             let place = place.iter().find(|(key, _)| *key == entry.key);
-            let place = place.map(|(_, fix)| (*fix).to_owned());
+            let place = place.map(|(_, fix)| fix.clone());
             let special = place.or_else(|| missing_colon(&entry.key, &names));
             let fix = match (special, &near, self.field.walk.strict) {
                 (Some(special), ..) => special,

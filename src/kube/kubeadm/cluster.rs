@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::address::{HostPort, IpNet, San, is_dns_subdomain};
 use super::fields::{
-    ApiVersion, UpperCase, absolute, endpoint, extra_args, filled, report, sans, warn,
-    warn_of_placeholder,
+    ApiVersion, Misplaced, UpperCase, absolute, endpoint, extra_args, filled, misplaced, report,
+    sans, warn, warn_of_placeholder,
 };
 use super::shapes::{self, Shape, unused};
 use super::version::KubernetesVersion;
@@ -28,28 +28,18 @@ const MIN_SERVICE_ADDRESSES: u128 = 10;
 /// Host bits of the largest service network that kubeadm and kube-apiserver accept: a /12 for IPv4, a /108 for IPv6.
 const MAX_SERVICE_HOST_BITS: u8 = 20;
 
-/// Keys that are often written at the top of a ClusterConfiguration, and where they belong.
-const MISPLACED_IN_CLUSTER: &[(&str, &str)] = &[
-    ("certSANs", "move it below apiServer: apiServer.certSANs"),
+/// Keys that are often written at the top of a ClusterConfiguration, by the place where they belong.
+const MISPLACED_IN_CLUSTER: &[Misplaced] = &[
+    ("apiServer", &["certSANs"]),
+    ("networking", &["podSubnet", "serviceSubnet", "dnsDomain"]),
     (
-        "podSubnet",
-        "move it below networking: networking.podSubnet",
-    ),
-    (
-        "serviceSubnet",
-        "move it below networking: networking.serviceSubnet",
-    ),
-    (
-        "dnsDomain",
-        "move it below networking: networking.dnsDomain",
-    ),
-    ("localAPIEndpoint", "move it to the InitConfiguration"),
-    ("nodeRegistration", "move it to the InitConfiguration"),
-    ("certificateKey", "move it to the InitConfiguration"),
-    ("bootstrapTokens", "move it to the InitConfiguration"),
-    (
-        "name",
-        "write clusterName for the name of the cluster; that of the node is nodeRegistration.name in the InitConfiguration",
+        "InitConfiguration",
+        &[
+            "localAPIEndpoint",
+            "nodeRegistration",
+            "certificateKey",
+            "bootstrapTokens",
+        ],
     ),
 ];
 
@@ -167,7 +157,9 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
         map,
         &[("dns", shapes::DNS), ("imageRepository", Shape::Text)],
     );
-    map.belong_elsewhere(MISPLACED_IN_CLUSTER);
+    misplaced(map, MISPLACED_IN_CLUSTER);
+    let fix = "write clusterName for the name of the cluster; that of the node is nodeRegistration.name in the InitConfiguration";
+    map.belong_elsewhere([("name", fix.to_owned())]);
 
     if let Some(field) = map.get("kubernetesVersion")
         && let Some(text) = field.string()

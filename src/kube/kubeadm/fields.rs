@@ -4,16 +4,33 @@ use std::path::{Path, PathBuf};
 
 use super::address::{HostPort, InvalidValue, San, ValueNote};
 use crate::kube::paths::cleaned;
-use crate::yaml::{self, Field, FieldPosition, unrendered};
+use crate::yaml::{self, Field, FieldPosition, Map, unrendered};
 
 /// Above this number of names in one certificate; many signers refuse the request.
 const MANY_SANS: usize = 100;
+
+/// Keys that are often written at the top of another document, and where they belong: a document, or a map of this one.
+pub(super) type Misplaced = (&'static str, &'static [&'static str]);
 
 /// The versions of kubeadm's configuration API that are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ApiVersion {
     V1beta3,
     V1beta4,
+}
+
+/// Defines the corrections for keys that belong elsewhere.
+pub(super) fn misplaced(map: &Map<'_>, places: &[Misplaced]) {
+    for (place, keys) in places {
+        map.belong_elsewhere(keys.iter().map(|key| {
+            let fix = if place.ends_with("Configuration") {
+                format!("move it to the {place}")
+            } else {
+                format!("move it below {place}: {place}.{key}")
+            };
+            (*key, fix)
+        }));
+    }
 }
 
 /// Reads extra arguments as `(name, value, spot)`: a map in v1beta3, a list of name and value in v1beta4.

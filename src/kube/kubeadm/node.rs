@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use super::address::{HostPort, NodeName, is_global_unicast, parse_ip};
-use super::fields::{ApiVersion, extra_args, filled, report, warn};
+use super::fields::{ApiVersion, Misplaced, extra_args, filled, misplaced, report, warn};
 use super::join::{self, JoinDiscovery};
 use super::shapes::{self, Shape, unused};
 use crate::kube::kubeadm_certs::CertificateKey;
@@ -16,63 +16,32 @@ pub(super) const DEFAULT_BIND_PORT: u16 = 6443;
 pub(super) const ADDRESS_FIX: &str =
     "write the node's own address, or remove the field to use that of the default route";
 
-/// Keys of the ClusterConfiguration and of maps that are often written at the top of an InitConfiguration or
-/// JoinConfiguration, and where they belong.
-const MISPLACED_IN_NODE: &[(&str, &str)] = &[
+/// Keys that are often written at the top of an InitConfiguration or JoinConfiguration, by the place where they belong.
+const MISPLACED_IN_NODE: &[Misplaced] = &[
     (
-        "name",
-        "move it below nodeRegistration: nodeRegistration.name",
+        "nodeRegistration",
+        &["name", "criSocket", "taints", "kubeletExtraArgs"],
     ),
+    ("localAPIEndpoint", &["advertiseAddress", "bindPort"]),
     (
-        "criSocket",
-        "move it below nodeRegistration: nodeRegistration.criSocket",
+        "ClusterConfiguration",
+        &[
+            "apiServer",
+            "certificatesDir",
+            "clusterName",
+            "controlPlaneEndpoint",
+            "encryptionAlgorithm",
+            "etcd",
+            "kubernetesVersion",
+            "networking",
+        ],
     ),
-    (
-        "taints",
-        "move it below nodeRegistration: nodeRegistration.taints",
-    ),
-    (
-        "kubeletExtraArgs",
-        "move it below nodeRegistration: nodeRegistration.kubeletExtraArgs",
-    ),
-    (
-        "advertiseAddress",
-        "move it below localAPIEndpoint: localAPIEndpoint.advertiseAddress",
-    ),
-    (
-        "bindPort",
-        "move it below localAPIEndpoint: localAPIEndpoint.bindPort",
-    ),
-    ("apiServer", "move it to the ClusterConfiguration"),
-    ("certificatesDir", "move it to the ClusterConfiguration"),
-    ("clusterName", "move it to the ClusterConfiguration"),
-    (
-        "controlPlaneEndpoint",
-        "move it to the ClusterConfiguration",
-    ),
-    ("encryptionAlgorithm", "move it to the ClusterConfiguration"),
-    ("etcd", "move it to the ClusterConfiguration"),
-    ("kubernetesVersion", "move it to the ClusterConfiguration"),
-    ("networking", "move it to the ClusterConfiguration"),
 ];
 /// As [`MISPLACED_IN_NODE`], for a JoinConfiguration only.
-const MISPLACED_IN_JOIN: &[(&str, &str)] = &[
-    (
-        "localAPIEndpoint",
-        "move it below controlPlane: controlPlane.localAPIEndpoint",
-    ),
-    (
-        "certificateKey",
-        "move it below controlPlane: controlPlane.certificateKey",
-    ),
-    (
-        "token",
-        "move it below discovery.bootstrapToken: discovery.bootstrapToken.token",
-    ),
-    (
-        "bootstrapToken",
-        "move it below discovery: discovery.bootstrapToken",
-    ),
+const MISPLACED_IN_JOIN: &[Misplaced] = &[
+    ("controlPlane", &["localAPIEndpoint", "certificateKey"]),
+    ("discovery.bootstrapToken", &["token"]),
+    ("discovery", &["bootstrapToken"]),
 ];
 
 words! {
@@ -168,7 +137,7 @@ type LocatedText = Option<(String, FieldPosition)>;
 /// Reads an InitConfiguration.
 pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition) -> NodeDocument {
     mark_unused(map, api);
-    map.belong_elsewhere(MISPLACED_IN_NODE);
+    misplaced(map, MISPLACED_IN_NODE);
     join::check_bootstrap_tokens(map);
     let (name, kubelet, _) = read_registration(map, api);
     let upload_key = read_upload_key(map);
@@ -217,8 +186,8 @@ fn read_upload_key(map: &Map<'_>) -> Option<(CertificateKey, FieldPosition)> {
 /// Reads a JoinConfiguration.
 pub(super) fn read_join(map: &Map<'_>, api: ApiVersion, document: FieldPosition) -> NodeDocument {
     mark_unused(map, api);
-    map.belong_elsewhere(MISPLACED_IN_JOIN);
-    map.belong_elsewhere(MISPLACED_IN_NODE);
+    misplaced(map, MISPLACED_IN_JOIN);
+    misplaced(map, MISPLACED_IN_NODE);
     let (name, kubelet, ignores_all_errors) = read_registration(map, api);
     let control_plane = section(map, "controlPlane");
     let (mut join, join_endpoint) = join::read(map, control_plane.as_ref(), api);
