@@ -58,6 +58,7 @@ use super::{
 };
 use crate::cluster::api::{ApiAccess, CSR};
 use crate::kube::csr_object::KubeletCertificate;
+use crate::kube::names::without_placeholders;
 use crate::kube::rbac;
 use crate::yaml::settings::{SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
@@ -95,7 +96,7 @@ settings! {
 fn read_signer_name(field: &Field<'_>) -> Option<PerCertificate> {
     let names = PerCertificate::read(field)?;
     for text in names.named.values().chain(&names.default) {
-        if let Err(fault) = SignerName::parse(&sample(text)) {
+        if let Err(fault) = SignerName::parse(&without_placeholders(text)) {
             field.error(fault.reason, fault.advice);
         }
     }
@@ -220,13 +221,6 @@ fn manifest(access: &ApiAccess, names: &BTreeSet<String>, cluster: &str) -> Stri
          neither to a node."
     );
     cluster::manifest(access, &objects, &then)
-}
-
-/// Fills in the placeholders of a text with sample names.
-fn sample(text: &str) -> String {
-    ["{certificate}", "{authority}", "{node}", "{cluster}"]
-        .into_iter()
-        .fold(text.to_owned(), |text, one| text.replace(one, "x"))
 }
 
 impl Dialect for Config {
