@@ -49,110 +49,76 @@ words! {
     }
 }
 
-/// One entry, without the fields that chain it. Contains no secret. Texts from outside are cut when they are written.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AuditRecord {
-    /// What happened.
-    pub event: AuditEvent,
+/// Defines [`AuditRecord`] by its optional fields, which a line omits unless they are set.
+macro_rules! audit_record {
+    ($($(#[$meta:meta])* $field:ident: $type:ty,)+) => {
+        /// One entry, without the fields that chain it. Contains no secret. Texts from outside are cut when they are written.
+        #[derive(Clone, Debug, Serialize)]
+        #[serde(rename_all = "camelCase")]
+        pub struct AuditRecord {
+            /// What happened.
+            pub event: AuditEvent,
+            $($(#[$meta])* #[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)+
+        }
+
+        impl AuditRecord {
+            /// Returns a record of this event without further fields.
+            pub fn of(event: AuditEvent) -> AuditRecord {
+                AuditRecord { event, $($field: None,)+ }
+            }
+        }
+    };
+}
+
+audit_record! {
     /// kubeadm's name of the certificate.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub certificate: Option<String>,
+    certificate: String,
     /// The authority.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub authority: Option<String>,
+    authority: String,
     /// Name of the signer in the configuration.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub signer: Option<String>,
+    signer: String,
     /// Kind of the signer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub signer_kind: Option<String>,
+    signer_kind: String,
     /// The node that the certificate is for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub node: Option<String>,
+    node: String,
     /// Name of a kubelet's CertificateSigningRequest.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub object: Option<String>,
+    object: String,
     /// UID of a kubelet's CertificateSigningRequest.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub uid: Option<String>,
+    uid: String,
     /// The user that created a kubelet's CertificateSigningRequest.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub requester: Option<String>,
+    requester: String,
     /// The id by which the signer knows the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub request_id: Option<String>,
+    request_id: String,
     /// SHA-256 of the CSR in DER, in hexadecimal.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub csr_sha256: Option<String>,
+    csr_sha256: String,
     /// Serial number, in hexadecimal.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub serial: Option<String>,
+    serial: String,
     /// End of validity.
-    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
-    pub not_after: Option<OffsetDateTime>,
+    #[serde(with = "rfc3339::option")]
+    not_after: OffsetDateTime,
     /// SHA-256 of the certificate in DER, in hexadecimal.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sha256: Option<String>,
+    sha256: String,
     /// Authority key identifier of the certificate, in hexadecimal.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub issuer_key_id: Option<String>,
+    issuer_key_id: String,
     /// Key algorithm of the certificate.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
+    key: String,
     /// A component, for example `kube-apiserver`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub component: Option<String>,
+    component: String,
     /// The step of a CA change, the decision about a kubelet's request, or the direction of a migration.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub action: Option<String>,
+    action: String,
     /// The reason, the proof, or the differences.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    reason: String,
     /// Number of bytes of a torn end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub torn_bytes: Option<usize>,
+    torn_bytes: usize,
     /// SHA-256 of a torn end, in hexadecimal.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub torn_sha256: Option<String>,
+    torn_sha256: String,
     /// `seq` of the last entry that was removed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub removed_through: Option<u64>,
+    removed_through: u64,
     /// Digest of the last line that was removed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub removed_head: Option<String>,
+    removed_head: String,
 }
 
 impl AuditRecord {
-    /// Returns a record of this event without further fields.
-    pub fn of(event: AuditEvent) -> AuditRecord {
-        AuditRecord {
-            event,
-            certificate: None,
-            authority: None,
-            signer: None,
-            signer_kind: None,
-            node: None,
-            object: None,
-            uid: None,
-            requester: None,
-            request_id: None,
-            csr_sha256: None,
-            serial: None,
-            not_after: None,
-            sha256: None,
-            issuer_key_id: None,
-            key: None,
-            component: None,
-            action: None,
-            reason: None,
-            torn_bytes: None,
-            torn_sha256: None,
-            removed_through: None,
-            removed_head: None,
-        }
-    }
-
     /// Cuts the texts whose length a signer or an object decides.
     pub(super) fn limited(mut self) -> AuditRecord {
         let texts = [
