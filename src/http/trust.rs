@@ -46,6 +46,7 @@ const SYSTEM_CA_FILES: [&str; 3] = [
 type Anchor = CertificateDer<'static>;
 
 /// Observations of one connection, from which the error messages are made.
+#[derive(Default)]
 pub(super) struct ConnectionLog {
     origin: String,
     connected: AtomicBool,
@@ -70,13 +71,7 @@ impl ConnectionLog {
     pub(super) fn new(origin: String) -> Self {
         ConnectionLog {
             origin,
-            connected: AtomicBool::new(false),
-            requested_certificate: AtomicBool::new(false),
-            client_certificate: OnceLock::new(),
-            server_certificate: OnceLock::new(),
-            verdict: OnceLock::new(),
-            resolving: Mutex::new(None),
-            unresolved: OnceLock::new(),
+            ..ConnectionLog::default()
         }
     }
 
