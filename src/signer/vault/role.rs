@@ -24,7 +24,7 @@ const NODES_GROUP: &str = "system:nodes";
 
 /// The fields of a role that affect the content of certificates. Every field with a permissive default is written
 /// out, since writing a role resets omitted fields.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VaultRole {
     issuer_ref: String,
     key_type: String,
@@ -149,47 +149,25 @@ impl VaultRole {
         VaultRole {
             issuer_ref: issuer.to_owned(),
             key_type: "any".to_owned(),
-            organization: Vec::new(),
-            ou: Vec::new(),
-            country: Vec::new(),
-            locality: Vec::new(),
-            province: Vec::new(),
             server_flag: usages.contains(&ExtendedUsage::ServerAuth),
             client_flag: usages.contains(&ExtendedUsage::ClientAuth),
-            code_signing_flag: false,
-            email_protection_flag: false,
             // For keys of any type: RSA keys need both, and the policy of the cluster can change.
             key_usage: words(&["DigitalSignature", "KeyEncipherment"]),
-            ext_key_usage: Vec::new(),
-            ext_key_usage_oids: Vec::new(),
-            allowed_domains: Vec::new(),
             allow_bare_domains: true,
-            allow_subdomains: false,
-            allow_glob_domains: false,
-            allow_wildcard_certificates: false,
-            allow_any_name: false,
             // It would allow `localdomain` as well.
             allow_localhost: false,
-            allow_token_displayname: false,
-            allowed_domains_template: false,
-            enforce_hostnames: false,
             // Not "email", which would accept someone@NAME for NAME.
             cn_validations: words(&["hostname"]),
-            allow_ip_sans: false,
-            allowed_uri_sans: Vec::new(),
-            allowed_other_sans: Vec::new(),
-            allowed_serial_numbers: Vec::new(),
-            allowed_user_ids: Vec::new(),
             use_csr_common_name: true,
-            use_csr_sans: false,
             require_cn: true,
             ttl: lifetime.as_secs(),
             max_ttl: lifetime.as_secs(),
             // A certificate that is not stored cannot be revoked by its serial number.
             no_store: false,
-            generate_lease: false,
             not_before_bound: "forbid".to_owned(),
             not_after_bound: "forbid".to_owned(),
+            // Nothing else is set or allowed.
+            ..VaultRole::default()
         }
     }
 
