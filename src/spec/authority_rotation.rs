@@ -308,6 +308,27 @@ fn shortened(sha256: &str) -> String {
 }
 
 impl AuthorityRotation {
+    /// Returns a rotation in its first phase, which counts every node.
+    pub fn new(
+        id: impl Into<String>,
+        subject: impl Into<RotationSubject>,
+        [old, new]: [RotatedCa; 2],
+    ) -> Self {
+        AuthorityRotation {
+            version: RotationVersion,
+            id: id.into(),
+            subject: subject.into(),
+            old,
+            new,
+            phase: RotationPhase::Trust,
+            paused: false,
+            hold_before: BTreeSet::new(),
+            excluded: BTreeSet::new(),
+            token_lifetime: None,
+            token_wait: None,
+        }
+    }
+
     /// Returns this rotation in another phase.
     #[must_use]
     pub fn in_phase(&self, phase: RotationPhase) -> Self {

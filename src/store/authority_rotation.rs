@@ -82,7 +82,7 @@ impl Commit {
 mod tests {
     use super::*;
     use crate::kube::names::Authority;
-    use crate::spec::authority_rotation::{RotatedCa, RotationPhase, RotationVersion};
+    use crate::spec::authority_rotation::{RotatedCa, RotationPhase};
 
     #[test]
     fn keeps_rotations_of_cluster() {
@@ -101,17 +101,9 @@ mod tests {
         record.rotations.insert(
             Authority::Ca.into(),
             AuthorityRotation {
-                version: RotationVersion,
-                id: "1".to_owned(),
-                subject: Authority::Ca.into(),
-                old: ca("a"),
-                new: ca("b"),
-                phase: RotationPhase::Trust,
-                paused: false,
                 hold_before: [RotationPhase::Retire].into(),
                 excluded: ["w1".to_owned()].into(),
-                token_lifetime: None,
-                token_wait: None,
+                ..AuthorityRotation::new("1", Authority::Ca, ["a", "b"].map(ca))
             },
         );
         root.keep_cluster_rotations(&record).unwrap();

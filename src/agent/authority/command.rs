@@ -202,7 +202,8 @@ fn repeated(
     })))
 }
 
-fn rotated(ca: &Certificate) -> RotatedCa {
+/// Returns a CA in the form of the rotation.
+pub(super) fn rotated(ca: &Certificate) -> RotatedCa {
     RotatedCa {
         sha256: fingerprint(ca),
         certificate: ca.to_pem(),

@@ -217,13 +217,12 @@ fn with_authorities(
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::collections::BTreeSet;
     use std::path::Path;
 
-    use super::super::judge::fingerprint;
+    use super::super::command;
     use super::*;
     use crate::agent::load;
-    use crate::spec::authority_rotation::{RotatedCa, RotationVersion};
+    use crate::spec::authority_rotation::RotatedCa;
     use crate::store::NodeRoot;
     use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 
@@ -231,28 +230,12 @@ pub(super) mod tests {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let year = std::time::Duration::from_secs(365 * 24 * 3600);
         let ca = CertificateAuthority::self_signed(name, key, OffsetDateTime::now_utc(), year);
-        let certificate = ca.unwrap().bundle().first().clone();
-        RotatedCa {
-            sha256: fingerprint(&certificate),
-            certificate: certificate.to_pem(),
-        }
+        command::rotated(ca.unwrap().bundle().first())
     }
 
     /// Returns a rotation in phase `trust`.
     pub(in crate::agent::authority) fn rotation(authority: Authority) -> AuthorityRotation {
-        AuthorityRotation {
-            version: RotationVersion,
-            id: "1".to_owned(),
-            subject: authority.into(),
-            old: rotated("old"),
-            new: rotated("new"),
-            phase: RotationPhase::Trust,
-            paused: false,
-            hold_before: BTreeSet::new(),
-            excluded: BTreeSet::new(),
-            token_lifetime: None,
-            token_wait: None,
-        }
+        AuthorityRotation::new("1", authority, ["old", "new"].map(rotated))
     }
 
     #[test]

@@ -604,6 +604,7 @@ async fn take(
 mod tests {
     use time::macros::datetime;
 
+    use super::super::command::rotated;
     use super::super::judge::tests::{authority, certificate as of_ca, evidence};
     use super::super::judge::{TrustingFile, named};
     use super::super::lead::tests::rotation as between;
@@ -616,13 +617,9 @@ mod tests {
     fn part_that_others_complete_is_tried_again_with_the_reason() {
         let (old, new) = (authority("old"), authority("new"));
         let [old_ca, new_ca] = [&old, &new].map(of_ca);
-        let of = |ca: &Certificate| RotatedCa {
-            sha256: fingerprint(ca),
-            certificate: ca.to_pem(),
-        };
         let rotation = AuthorityRotation {
-            old: of(&old_ca),
-            new: of(&new_ca),
+            old: rotated(&old_ca),
+            new: rotated(&new_ca),
             ..between(Authority::Ca)
         };
         let mut own = evidence(&[&old, &new], &old);

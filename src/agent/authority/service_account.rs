@@ -474,7 +474,7 @@ fn former(pair: &PresentPair) -> FormerTrust {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::spec::authority_rotation::{RotationPhase, RotationVersion};
+    use crate::spec::authority_rotation::RotationPhase;
     use crate::x509::KeyAlgorithm;
 
     fn key() -> PrivateKey {
@@ -483,17 +483,12 @@ pub(super) mod tests {
 
     fn between(old: &PrivateKey, new: &PrivateKey) -> AuthorityRotation {
         AuthorityRotation {
-            version: RotationVersion,
-            id: "1".to_owned(),
-            subject: SUBJECT,
-            old: rotated(old.public_key()),
-            new: rotated(new.public_key()),
-            phase: RotationPhase::Trust,
-            paused: false,
-            hold_before: BTreeSet::new(),
-            excluded: BTreeSet::new(),
             token_lifetime: Some(60),
-            token_wait: None,
+            ..AuthorityRotation::new(
+                "1",
+                SUBJECT,
+                [old, new].map(|key| rotated(key.public_key())),
+            )
         }
     }
 

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use super::leader::{HeldNode, HeldNodes, HoldReason, unproven};
 use super::{
-    AuthorityRotation, NodeProof, NodeProofs, RotatedCa, RotationPhase, RotationSubject,
-    RotationVersion, unsettled,
+    AuthorityRotation, NodeProof, NodeProofs, RotatedCa, RotationPhase, RotationSubject, unsettled,
 };
 
 /// Lifetime in seconds to which kube-apiserver extends the tokens of Pods (`ExpirationExtensionSeconds` in
@@ -231,14 +230,8 @@ fn start(
         return Err(RefusedCommand::ReusedId(start.id.clone()));
     }
     require_known(&start.excluded, proofs)?;
+    let pair = [&start.old, &start.new].map(RotatedCa::clone);
     let rotation = AuthorityRotation {
-        version: RotationVersion,
-        id: start.id.clone(),
-        subject: start.subject,
-        old: start.old.clone(),
-        new: start.new.clone(),
-        phase: RotationPhase::Trust,
-        paused: false,
         hold_before: start.hold_before.clone(),
         excluded: start.excluded.clone(),
         token_lifetime: match start.subject {
@@ -247,7 +240,7 @@ fn start(
                 Some(start.token_lifetime.unwrap_or(DEFAULT_TOKEN_LIFETIME))
             }
         },
-        token_wait: None,
+        ..AuthorityRotation::new(&start.id, start.subject, pair)
     };
     require_ready(&rotation, present, proofs)?;
     Ok(CommandEffect::Change(rotation))

@@ -20,19 +20,7 @@ fn ca(sha256: &str) -> RotatedCa {
 }
 
 fn rotation(phase: RotationPhase) -> AuthorityRotation {
-    AuthorityRotation {
-        version: RotationVersion,
-        id: "7".to_owned(),
-        subject: Authority::Ca.into(),
-        old: ca(OLD),
-        new: ca(NEW),
-        phase,
-        paused: false,
-        hold_before: BTreeSet::new(),
-        excluded: BTreeSet::new(),
-        token_lifetime: None,
-        token_wait: None,
-    }
+    AuthorityRotation::new("7", Authority::Ca, [OLD, NEW].map(ca)).in_phase(phase)
 }
 
 fn set(members: &[&str]) -> BTreeSet<String> {

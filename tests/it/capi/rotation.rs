@@ -5,9 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use nodepki::kube::names::Authority;
-use nodepki::spec::authority_rotation::{
-    AuthorityRotation, RotatedCa, RotationPhase, RotationVersion,
-};
+use nodepki::spec::authority_rotation::{AuthorityRotation, RotatedCa, RotationPhase};
 use nodepki::text::hex;
 use nodepki::x509::certificates_of;
 use serde_json::{Value, json};
@@ -34,19 +32,8 @@ fn machine_of_each_phase_trusts_and_is_trusted() {
     let key = new_key();
     let key_pem = key.to_pem().to_string();
     let new = self_signed(AUTHORITY, key).bundle().to_pem();
-    let mut rotation = AuthorityRotation {
-        version: RotationVersion,
-        id: "test".to_owned(),
-        subject: AUTHORITY.into(),
-        old: rotated(&old),
-        new: rotated(&new),
-        phase: RotationPhase::Trust,
-        paused: false,
-        hold_before: Default::default(),
-        excluded: Default::default(),
-        token_lifetime: None,
-        token_wait: None,
-    };
+    let cas = [&old, &new].map(|pem| rotated(pem));
+    let mut rotation = AuthorityRotation::new("test", AUTHORITY, cas);
     let mut machines = vec![next_machine(&mut plane, &[])];
     for phase in [
         RotationPhase::Trust,

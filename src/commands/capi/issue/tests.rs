@@ -3,9 +3,7 @@ use std::time::Duration;
 use time::macros::datetime;
 
 use super::*;
-use crate::spec::authority_rotation::{
-    AuthorityRotation, RotatedCa, RotationPhase, RotationVersion,
-};
+use crate::spec::authority_rotation::{AuthorityRotation, RotatedCa, RotationPhase};
 use crate::text::hex;
 use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 
@@ -60,19 +58,8 @@ fn rotation(old: &TrustBundle, new: &TrustBundle, phase: RotationPhase) -> Rotat
         sha256: hex(&bundle.first().fingerprint()),
         certificate: bundle.to_pem(),
     };
-    let rotation = AuthorityRotation {
-        version: RotationVersion,
-        id: "1".to_owned(),
-        subject: Authority::Ca.into(),
-        old: rotated(old),
-        new: rotated(new),
-        phase,
-        paused: false,
-        hold_before: Default::default(),
-        excluded: Default::default(),
-        token_lifetime: None,
-        token_wait: None,
-    };
+    let rotation =
+        AuthorityRotation::new("1", Authority::Ca, [old, new].map(rotated)).in_phase(phase);
     RotatedBundle::of(&rotation).unwrap()
 }
 
