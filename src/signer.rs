@@ -678,10 +678,7 @@ mod tests {
             name: CertName::KubeletConf,
             authority: Authority::Ca,
             profile: Profile {
-                subject: crate::x509::Subject {
-                    common_name: "system:node:cp1".to_owned(),
-                    organizations: vec!["system:nodes".to_owned()],
-                },
+                subject: crate::x509::Subject::new("system:node:cp1", &["system:nodes"]),
                 sans: crate::x509::Sans {
                     dns: Vec::new(),
                     ips: vec!["192.0.2.1".parse().unwrap()],

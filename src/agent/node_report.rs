@@ -122,7 +122,7 @@ mod tests {
     use crate::spec::Choices;
     use crate::spec::tests::{JOIN, cluster, planned};
     use crate::x509::{
-        CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+        CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Subject,
     };
 
     const DAY: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
@@ -133,16 +133,11 @@ mod tests {
         let at = datetime!(2026-11-20 0:00 UTC);
         let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let ca = CertificateAuthority::self_signed("kubernetes", key(), at, 100 * DAY).unwrap();
-        let profile = Profile {
-            subject: Subject {
-                common_name: "system:node:cp2".to_owned(),
-                organizations: vec!["system:nodes".to_owned()],
-            },
-            sans: Sans::default(),
-            usages: vec![ExtendedUsage::ClientAuth],
-            key: KeyAlgorithm::EcdsaP256,
-            lifetime: 7 * DAY,
-        };
+        let profile = Profile::of_tests(
+            Subject::new("system:node:cp2", &["system:nodes"]),
+            &[ExtendedUsage::ClientAuth],
+            7 * DAY,
+        );
         let dir = tempfile::tempdir().unwrap();
         let kubernetes = dir.path().join("etc/kubernetes");
         fs::create_dir_all(kubernetes.join("pki")).unwrap();

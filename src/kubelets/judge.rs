@@ -324,10 +324,7 @@ fn order(
     SigningOrder {
         certificate: request.certificate,
         profile: Profile {
-            subject: Subject {
-                common_name: format!("system:node:{}", content.node),
-                organizations: vec!["system:nodes".to_owned()],
-            },
+            subject: Subject::new(format!("system:node:{}", content.node), &["system:nodes"]),
             sans: Sans {
                 dns: content.sans.dns,
                 ips: content.sans.ips,

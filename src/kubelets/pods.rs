@@ -120,13 +120,13 @@ pub fn order_for_pod(
         node: request.node.name.clone(),
         csr,
         profile: Profile {
-            subject: Subject {
-                common_name: format!(
+            subject: Subject::new(
+                format!(
                     "{SERVICE_ACCOUNT_USER_PREFIX}{}:{}",
                     request.namespace, request.service_account.name
                 ),
-                organizations: vec![SERVICE_ACCOUNTS_GROUP.to_owned()],
-            },
+                &[SERVICE_ACCOUNTS_GROUP],
+            ),
             sans: Sans::default(),
             usages: vec![KubeletCertificate::Pod.usage()],
             key,

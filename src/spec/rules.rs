@@ -191,10 +191,9 @@ impl RuleInputs<'_> {
     fn cert(&self, name: CertName) -> CertSpec {
         let mut subjects = self.subjects(name).into_iter();
         // `subjects` is never empty.
-        let subject = subjects.next().unwrap_or(Subject {
-            common_name: name.as_str().to_owned(),
-            organizations: Vec::new(),
-        });
+        let subject = subjects
+            .next()
+            .unwrap_or_else(|| Subject::new(name.as_str(), &[]));
         CertSpec {
             output: self.output(name, &subject.common_name),
             requested: self.requested(name, subject, self.sans(name), usages(name)),
@@ -270,9 +269,8 @@ impl RuleInputs<'_> {
 
     /// Returns the desired subject, followed by those of other kubeadm versions.
     fn subjects(&self, name: CertName) -> Vec<Subject> {
-        let one = |common_name: &str, organization: Option<&str>| Subject {
-            common_name: common_name.to_owned(),
-            organizations: organization.map(str::to_owned).into_iter().collect(),
+        let one = |common_name: &str, organization: Option<&str>| {
+            Subject::new(common_name, organization.as_slice())
         };
         if let Some(chosen) = self.common_name(name) {
             return vec![one(&chosen, None)];

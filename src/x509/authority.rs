@@ -112,10 +112,7 @@ impl CertificateAuthority {
         constraints: BasicConstraints,
         usages: Vec<ExtendedKeyUsagePurpose>,
     ) -> Result<Self, AuthorityError> {
-        let subject = Subject {
-            common_name: common_name.to_owned(),
-            organizations: Vec::new(),
-        };
+        let subject = Subject::new(common_name, &[]);
         let mut params = CertificateParams::default();
         params.distinguished_name = distinguished_name(&subject)?;
         params.subject_alt_names = vec![SanType::DnsName(

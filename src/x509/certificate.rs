@@ -414,7 +414,7 @@ mod tests {
     use time::macros::datetime;
 
     use crate::x509::{
-        CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+        CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Subject,
         TrustBundle,
     };
 
@@ -425,16 +425,11 @@ mod tests {
         let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let authority = |name| CertificateAuthority::self_signed(name, key(), now, year).unwrap();
         let (one, other) = (authority("one"), authority("other"));
-        let profile = Profile {
-            subject: Subject {
-                common_name: "node".to_owned(),
-                organizations: Vec::new(),
-            },
-            sans: Sans::default(),
-            usages: vec![ExtendedUsage::ClientAuth],
-            key: KeyAlgorithm::EcdsaP256,
-            lifetime: year,
-        };
+        let profile = Profile::of_tests(
+            Subject::new("node", &[]),
+            &[ExtendedUsage::ClientAuth],
+            year,
+        );
         let leaf = one.issue(key().public_key(), &profile, now).unwrap();
         let root = one.bundle().first();
         assert!(root.is_self_issued() && !leaf.is_self_issued());

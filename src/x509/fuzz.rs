@@ -14,7 +14,7 @@ use time::macros::datetime;
 
 use super::{
     Certificate, Chain, Csr, CsrContent, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile,
-    PublicKey, RevocationList, Sans, Subject, Tolerance, TrustBundle, along_path, certificates_of,
+    PublicKey, RevocationList, Subject, Tolerance, TrustBundle, along_path, certificates_of,
     satisfies,
 };
 use crate::text::is_hidden;
@@ -111,16 +111,9 @@ fn signer_response(bytes: &[u8]) {
 
 /// Returns what a server's certificate must contain.
 pub(crate) fn profile() -> Profile {
-    Profile {
-        subject: Subject {
-            common_name: "kube-apiserver".to_owned(),
-            organizations: Vec::new(),
-        },
-        sans: Sans::default(),
-        usages: vec![ExtendedUsage::ServerAuth],
-        key: KeyAlgorithm::EcdsaP256,
-        lifetime: std::time::Duration::from_secs(86400),
-    }
+    let day = std::time::Duration::from_secs(86400);
+    let subject = Subject::new("kube-apiserver", &[]);
+    Profile::of_tests(subject, &[ExtendedUsage::ServerAuth], day)
 }
 
 /// Verifies a chain under its own last certificate.

@@ -92,7 +92,7 @@ fn length(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
+    use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey, Profile, Subject};
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-11-20 09:57:29 UTC);
     const MINUTE: u64 = 60;
@@ -108,16 +108,8 @@ mod tests {
             CertificateAuthority::self_signed("kubernetes", key(), NOW, century).unwrap();
         let leaf = key();
         let judge = |lives: u64, asked: u64, limit: Option<u64>| {
-            let profile = Profile {
-                subject: Subject {
-                    common_name: "leaf".to_owned(),
-                    organizations: Vec::new(),
-                },
-                sans: Sans::default(),
-                usages: Vec::new(),
-                key: KeyAlgorithm::EcdsaP256,
-                lifetime: Duration::from_secs(lives),
-            };
+            let profile =
+                Profile::of_tests(Subject::new("leaf", &[]), &[], Duration::from_secs(lives));
             let leaf = authority.issue(leaf.public_key(), &profile, NOW).unwrap();
             let asked = Duration::from_secs(asked);
             let limit = limit.map(Duration::from_secs);

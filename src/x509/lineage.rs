@@ -52,7 +52,7 @@ mod tests {
 
     use super::*;
     use crate::x509::{
-        CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+        CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Subject,
     };
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -67,16 +67,8 @@ mod tests {
     fn signature_decides_between_authorities_of_one_name() {
         let (own, namesake) = (authority("kubernetes"), authority("kubernetes"));
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-        let profile = Profile {
-            subject: Subject {
-                common_name: "leaf".to_owned(),
-                organizations: Vec::new(),
-            },
-            sans: Sans::default(),
-            usages: vec![ExtendedUsage::ClientAuth],
-            key: KeyAlgorithm::EcdsaP256,
-            lifetime: DAY,
-        };
+        let profile =
+            Profile::of_tests(Subject::new("leaf", &[]), &[ExtendedUsage::ClientAuth], DAY);
         let now = OffsetDateTime::UNIX_EPOCH;
         let leaf = own.issue(key.public_key(), &profile, now).unwrap();
         let chain = Chain::from_pem(leaf.to_pem().as_bytes()).unwrap();

@@ -23,6 +23,16 @@ pub struct Subject {
     pub organizations: Vec<String>,
 }
 
+impl Subject {
+    /// Creates a subject.
+    pub fn new(common_name: impl Into<String>, organizations: &[&str]) -> Self {
+        Subject {
+            common_name: common_name.into(),
+            organizations: organizations.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for organization in &self.organizations {
@@ -113,6 +123,20 @@ pub struct Profile {
     pub lifetime: Duration,
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+impl Profile {
+    /// Returns a profile without alternative names, for an ECDSA key.
+    pub(crate) fn of_tests(subject: Subject, usages: &[ExtendedUsage], lifetime: Duration) -> Self {
+        Profile {
+            subject,
+            sans: Sans::default(),
+            usages: usages.to_vec(),
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,10 +148,7 @@ mod tests {
             (&["x"][..], "O=x, CN=a"),
             (&["x", "y"][..], "O=x, O=y, CN=a"),
         ] {
-            let subject = Subject {
-                common_name: "a".to_owned(),
-                organizations: organizations.iter().map(ToString::to_string).collect(),
-            };
+            let subject = Subject::new("a", organizations);
             assert_eq!(subject.to_string(), expected);
         }
     }

@@ -319,10 +319,7 @@ mod tests {
         let algorithm = KeyAlgorithm::EcdsaP256;
         let key = PrivateKey::generate(algorithm).unwrap();
         let profile = Profile {
-            subject: Subject {
-                common_name: "system:node:w1".to_owned(),
-                organizations: vec!["system:nodes".to_owned()],
-            },
+            subject: Subject::new("system:node:w1", &["system:nodes"]),
             sans: Sans::default(),
             usages: Vec::new(),
             key: algorithm,

@@ -5,7 +5,7 @@ use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::spec::tests::{INIT, cluster, planned};
 use crate::spec::{Choices, SYSTEM_MASTERS};
 use crate::x509::{
-    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Subject,
 };
 
 #[test]
@@ -129,16 +129,11 @@ fn is_healthy_with_expired_file_that_the_settings_omit() {
     let day = Duration::from_secs(24 * 60 * 60);
     let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let ca = CertificateAuthority::self_signed("kubernetes", key(), issued, 100 * day).unwrap();
-    let profile = Profile {
-        subject: Subject {
-            common_name: "kubernetes-super-admin".to_owned(),
-            organizations: vec![SYSTEM_MASTERS.to_owned()],
-        },
-        sans: Sans::default(),
-        usages: vec![ExtendedUsage::ClientAuth],
-        key: KeyAlgorithm::EcdsaP256,
-        lifetime: day,
-    };
+    let profile = Profile::of_tests(
+        Subject::new("kubernetes-super-admin", &[SYSTEM_MASTERS]),
+        &[ExtendedUsage::ClientAuth],
+        day,
+    );
     let key = key();
     let leaf = ca.issue(key.public_key(), &profile, issued).unwrap();
     let credentials = Credentials {

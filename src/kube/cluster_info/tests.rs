@@ -5,7 +5,7 @@ use time::OffsetDateTime;
 
 use super::*;
 use crate::x509::{
-    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Subject,
 };
 
 const NOW: OffsetDateTime = time::macros::datetime!(2026-11-21 12:00 UTC);
@@ -198,16 +198,11 @@ fn bundle(pems: &[String]) -> TrustBundle {
 fn selects_pinned_certificates_and_cas_below_them() {
     let ((one, key_of_one), (two, _)) = (authority("one"), authority("two"));
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-    let profile = Profile {
-        subject: Subject {
-            common_name: "system:node:n1".to_owned(),
-            organizations: vec!["system:nodes".to_owned()],
-        },
-        sans: Sans::default(),
-        usages: vec![ExtendedUsage::ClientAuth],
-        key: KeyAlgorithm::EcdsaP256,
-        lifetime: YEAR,
-    };
+    let profile = Profile::of_tests(
+        Subject::new("system:node:n1", &["system:nodes"]),
+        &[ExtendedUsage::ClientAuth],
+        YEAR,
+    );
     let leaf = one.issue(key.public_key(), &profile, NOW).unwrap();
     let (pem_one, pem_two) = (one.bundle().to_pem(), two.bundle().to_pem());
     let (pin_one, pin_two) = (one.public_key().sha256(), two.public_key().sha256());

@@ -4,7 +4,7 @@ use time::OffsetDateTime;
 
 use super::*;
 use crate::signer::{NodeIdentity, RequestedCertificate};
-use crate::x509::{CertificateAuthority, KeyAlgorithm, Sans, Subject, UsageExtensions};
+use crate::x509::{CertificateAuthority, KeyAlgorithm, Subject, UsageExtensions};
 
 const NOW: OffsetDateTime = time::macros::datetime!(2026-11-20 09:57:29 UTC);
 
@@ -21,16 +21,8 @@ fn heading(node: &str, cluster: &str) -> BundleHeading {
 }
 
 fn profile() -> Profile {
-    Profile {
-        subject: Subject {
-            common_name: "kube-apiserver".to_owned(),
-            organizations: Vec::new(),
-        },
-        sans: Sans::default(),
-        usages: Vec::new(),
-        key: KeyAlgorithm::EcdsaP256,
-        lifetime: Duration::from_secs(86400),
-    }
+    let day = Duration::from_secs(86400);
+    Profile::of_tests(Subject::new("kube-apiserver", &[]), &[], day)
 }
 
 /// Returns a bundle with one request, for this key of this node.

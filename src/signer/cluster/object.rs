@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use crate::kube::names::{Authority, CertName};
     use crate::signer::{NodeIdentity, RequestedCertificate};
-    use crate::x509::{Csr, KeyAlgorithm, PrivateKey, Profile, Sans, Subject, UsageExtensions};
+    use crate::x509::{Csr, PrivateKey, Profile, Subject, UsageExtensions};
 
     fn draft(signer: &str) -> Draft {
         let mut spec = JsonMap::new();
@@ -184,16 +184,11 @@ mod tests {
         let wanted = RequestedCertificate {
             name,
             authority: Authority::Ca,
-            profile: Profile {
-                subject: Subject {
-                    common_name: "kube-apiserver".to_owned(),
-                    organizations: Vec::new(),
-                },
-                sans: Sans::default(),
-                usages: Vec::new(),
-                key: KeyAlgorithm::EcdsaP256,
-                lifetime: Duration::from_secs(86400),
-            },
+            profile: Profile::of_tests(
+                Subject::new("kube-apiserver", &[]),
+                &[],
+                Duration::from_secs(86400),
+            ),
             tolerance: Default::default(),
         };
         let key = PrivateKey::generate(wanted.profile.key).unwrap();

@@ -9,8 +9,7 @@ use crate::kube::names::{Authority, CertName};
 use crate::spec::RequestedCertificate;
 use crate::text::rfc3339;
 use crate::x509::{
-    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
-    Tolerance,
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Subject, Tolerance,
 };
 
 pub(super) const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
@@ -22,10 +21,7 @@ pub(super) fn authority() -> CertificateAuthority {
 }
 
 fn subject(organization: Option<&str>) -> Subject {
-    Subject {
-        common_name: "kube-apiserver-kubelet-client".to_owned(),
-        organizations: organization.map(str::to_owned).into_iter().collect(),
-    }
+    Subject::new("kube-apiserver-kubelet-client", organization.as_slice())
 }
 
 pub(super) fn spec() -> CertSpec {
@@ -33,13 +29,7 @@ pub(super) fn spec() -> CertSpec {
         requested: RequestedCertificate {
             name: CertName::ApiserverKubeletClient,
             authority: Authority::Ca,
-            profile: Profile {
-                subject: subject(None),
-                sans: Sans::default(),
-                usages: vec![ExtendedUsage::ClientAuth],
-                key: KeyAlgorithm::EcdsaP256,
-                lifetime: YEAR,
-            },
+            profile: Profile::of_tests(subject(None), &[ExtendedUsage::ClientAuth], YEAR),
             tolerance: Tolerance::default(),
         },
         other_subjects: vec![subject(Some("kubeadm:cluster-admins"))],

@@ -12,10 +12,7 @@ fn key() -> PrivateKey {
 
 fn profile(dns: &str) -> Profile {
     Profile {
-        subject: Subject {
-            common_name: "node".to_owned(),
-            organizations: Vec::new(),
-        },
+        subject: Subject::new("node", &[]),
         sans: Sans {
             dns: vec![dns.to_owned()],
             ips: Vec::new(),

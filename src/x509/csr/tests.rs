@@ -6,10 +6,7 @@ use crate::x509::{KeyAlgorithm, Sans};
 
 fn profile(dns: &str) -> Profile {
     Profile {
-        subject: Subject {
-            common_name: "node".to_owned(),
-            organizations: vec!["nodes".to_owned()],
-        },
+        subject: Subject::new("node", &["nodes"]),
         sans: Sans {
             dns: vec![dns.to_owned()],
             ips: vec![

@@ -17,10 +17,7 @@ fn authority(name: &str) -> CertificateAuthority {
 
 fn etcd_server() -> Profile {
     Profile {
-        subject: Subject {
-            common_name: "cp1".to_owned(),
-            organizations: Vec::new(),
-        },
+        subject: Subject::new("cp1", &[]),
         sans: Sans {
             dns: vec!["cp1".to_owned(), "localhost".to_owned()],
             ips: vec!["192.0.2.11".parse().unwrap(), "::1".parse().unwrap()],

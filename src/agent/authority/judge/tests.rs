@@ -30,10 +30,7 @@ pub(in crate::agent::authority) fn certificate(authority: &CertificateAuthority)
 
 fn leaf(authority: &CertificateAuthority) -> Chain {
     let profile = Profile {
-        subject: Subject {
-            common_name: "kube-apiserver".to_owned(),
-            organizations: Vec::new(),
-        },
+        subject: Subject::new("kube-apiserver", &[]),
         sans: Sans {
             dns: vec!["kubernetes".to_owned()],
             ips: vec![Ipv4Addr::LOCALHOST.into()],

@@ -5,7 +5,7 @@ use zeroize::Zeroizing;
 use super::*;
 use crate::commands::capi::secrets::{SecretMaterial, SecretSpec};
 use crate::kube::kubeconfig::Credentials;
-use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
+use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Subject};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -24,16 +24,7 @@ fn authority(name: &str) -> CertificateAuthority {
 
 fn client(authority: &CertificateAuthority, usage: ExtendedUsage) -> (Chain, PrivateKey) {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-    let profile = Profile {
-        subject: Subject {
-            common_name: "test-client".to_owned(),
-            organizations: Vec::new(),
-        },
-        sans: Sans::default(),
-        usages: vec![usage],
-        key: KeyAlgorithm::EcdsaP256,
-        lifetime: 365 * DAY,
-    };
+    let profile = Profile::of_tests(Subject::new("test-client", &[]), &[usage], 365 * DAY);
     let leaf = authority.issue(key.public_key(), &profile, now()).unwrap();
     (Chain::from_pem(leaf.to_pem().as_bytes()).unwrap(), key)
 }

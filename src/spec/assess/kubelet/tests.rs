@@ -9,7 +9,7 @@ use super::*;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::kube::names::NodePath;
 use crate::spec::assess::{FoundKubeconfig, joined, read_kubeconfig};
-use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
+use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Subject};
 
 const NOW: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -35,16 +35,11 @@ impl TestIssuer {
     /// Returns certificate and key of a pair that was issued `days_ago`, for ten days.
     fn pair(&self, days_ago: u32) -> (String, String) {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-        let profile = Profile {
-            subject: Subject {
-                common_name: "system:node:cp1".to_owned(),
-                organizations: vec!["system:nodes".to_owned()],
-            },
-            sans: Sans::default(),
-            usages: vec![ExtendedUsage::ClientAuth],
-            key: KeyAlgorithm::EcdsaP256,
-            lifetime: DAY * 10,
-        };
+        let profile = Profile::of_tests(
+            Subject::new("system:node:cp1", &["system:nodes"]),
+            &[ExtendedUsage::ClientAuth],
+            DAY * 10,
+        );
         let at = NOW - DAY * days_ago;
         let leaf = self
             .authority

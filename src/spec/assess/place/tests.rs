@@ -18,10 +18,7 @@ fn leaf(subject: &str, sans: &[&str], usages: Vec<ExtendedUsage>) -> Certificate
     let (ips, dns): (Vec<&str>, Vec<&str>) =
         sans.iter().partition(|san| san.parse::<IpAddr>().is_ok());
     let profile = Profile {
-        subject: Subject {
-            common_name: common_name.to_owned(),
-            organizations: organizations.map(str::to_owned).into_iter().collect(),
-        },
+        subject: Subject::new(common_name, organizations.as_slice()),
         sans: Sans {
             dns: dns.into_iter().map(str::to_owned).collect(),
             ips: ips.into_iter().map(|ip| ip.parse().unwrap()).collect(),

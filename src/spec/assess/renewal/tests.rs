@@ -4,8 +4,7 @@ use super::*;
 use crate::spec::assess::tests::words;
 use crate::spec::schedule::{Percent, RenewAt, Window};
 use crate::x509::{
-    CertDifference, CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
-    Subject,
+    CertDifference, CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Subject,
 };
 
 const ISSUED: OffsetDateTime = datetime!(2026-01-01 00:00 UTC);
@@ -359,15 +358,12 @@ fn infers_age_without_record() {
     let born = datetime!(2020-01-01 00:00 UTC);
     let authority =
         CertificateAuthority::self_signed("kubernetes", key(), born, 10 * YEAR).unwrap();
-    let profile = |lifetime| Profile {
-        subject: Subject {
-            common_name: "kubernetes-admin".to_owned(),
-            organizations: Vec::new(),
-        },
-        sans: Sans::default(),
-        usages: vec![ExtendedUsage::ClientAuth],
-        key: KeyAlgorithm::EcdsaP256,
-        lifetime,
+    let profile = |lifetime| {
+        Profile::of_tests(
+            Subject::new("kubernetes-admin", &[]),
+            &[ExtendedUsage::ClientAuth],
+            lifetime,
+        )
     };
     let chain = |now, lifetime| {
         let leaf = authority.issue(key().public_key(), &profile(lifetime), now);

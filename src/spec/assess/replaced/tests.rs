@@ -3,7 +3,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::*;
-use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
+use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey, Profile, Subject};
 
 const NOW: OffsetDateTime = time::macros::datetime!(2026-11-20 09:57:29 UTC);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -17,16 +17,7 @@ fn authority() -> CertificateAuthority {
 }
 
 fn leaf(authority: &CertificateAuthority) -> Chain {
-    let profile = Profile {
-        subject: Subject {
-            common_name: "leaf".to_owned(),
-            organizations: Vec::new(),
-        },
-        sans: Sans::default(),
-        usages: Vec::new(),
-        key: KeyAlgorithm::EcdsaP256,
-        lifetime: DAY,
-    };
+    let profile = Profile::of_tests(Subject::new("leaf", &[]), &[], DAY);
     let leaf = authority.issue(key().public_key(), &profile, NOW).unwrap();
     Chain::from_pem(leaf.to_pem().as_bytes()).unwrap()
 }
