@@ -7,8 +7,7 @@ use zeroize::Zeroizing;
 use super::NodeRoot;
 use super::error::StoreError;
 use super::restarts::{
-    FormerContents, FormerTrust, Restart, RestartState, TrustStep, Unsettled, UnverifiedChange,
-    is_due,
+    FormerContents, FormerTrust, Restart, TrustStep, Unsettled, UnverifiedChange, is_due,
 };
 use crate::kube::components::Component;
 use crate::spec::authority_rotation::RotationSubject;
@@ -66,11 +65,7 @@ impl Amendment {
             if found.is_none() && !any_has_manifest(root, watched.readers)? {
                 continue;
             }
-            let previous = FormerContents {
-                path: path.to_owned(),
-                contents: found.clone().unwrap_or_default(),
-                target: None,
-            };
+            let previous = FormerContents::new(path, found.clone().unwrap_or_default());
             self.require_restarts(&watched, &[previous]);
             replaced.push(watched.changed);
         }
@@ -94,11 +89,8 @@ impl Amendment {
     fn require_restarts(&mut self, watched: &WatchedFile, previous: &[FormerContents]) {
         let (readers, changed) = (watched.readers.iter(), &watched.changed);
         self.restarts.extend(readers.map(|component| Restart {
-            component: *component,
-            since: changed.at,
-            causes: vec![changed.change],
             previous: previous.to_vec(),
-            state: RestartState::Due,
+            ..Restart::due(*component, changed.at, vec![changed.change])
         }));
     }
 

@@ -53,6 +53,17 @@ pub struct FormerContents {
     pub target: Option<String>,
 }
 
+impl FormerContents {
+    /// Returns the former contents of a file that is no link.
+    pub(crate) fn new(path: impl Into<PathBuf>, contents: impl Into<Zeroizing<Vec<u8>>>) -> Self {
+        FormerContents {
+            path: path.into(),
+            contents: contents.into(),
+            target: None,
+        }
+    }
+}
+
 impl fmt::Debug for FormerContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Previous")
@@ -213,6 +224,21 @@ impl TrustStep {
 }
 
 impl Restart {
+    /// Returns a restart that is due, without files to go back to.
+    pub(crate) fn due(
+        component: Component,
+        since: OffsetDateTime,
+        causes: Vec<ReplacedFile>,
+    ) -> Self {
+        Restart {
+            component,
+            since,
+            causes,
+            previous: Vec::new(),
+            state: RestartState::Due,
+        }
+    }
+
     /// Extends a due restart by a newer one; otherwise the newer one replaces it.
     pub(super) fn merge(&mut self, newer: Restart) {
         if self.state != RestartState::Due || newer.state != RestartState::Due {
@@ -329,15 +355,8 @@ mod tests {
         put(&root, "third", later);
         let unsettled = root.unsettled().unwrap();
         let expected = Restart {
-            component: Component::KubeScheduler,
-            since: later,
-            causes: vec![SCHEDULER],
-            previous: vec![FormerContents {
-                path: CONF.into(),
-                contents: b"first".to_vec().into(),
-                target: None,
-            }],
-            state: RestartState::Due,
+            previous: vec![FormerContents::new(CONF, b"first".to_vec())],
+            ..Restart::due(Component::KubeScheduler, later, vec![SCHEDULER])
         };
         assert_eq!(unsettled.restarts, [expected]);
         let seen = UnverifiedChange {
@@ -383,13 +402,10 @@ mod tests {
         put(&root, "good", AT);
         let mut commit = Commit::new();
         commit.restart(Restart {
-            component: Component::KubeScheduler,
-            since: AT,
-            causes: vec![SCHEDULER],
-            previous: Vec::new(),
             state: RestartState::RolledBack {
                 why: "it did not become ready".to_owned(),
             },
+            ..Restart::due(Component::KubeScheduler, AT, vec![SCHEDULER])
         });
         store(&root).commit(commit).unwrap();
         assert_ne!(root.restarts().unwrap()[0].state, RestartState::Due);
@@ -475,11 +491,7 @@ mod tests {
     fn commit_trust_step(root: &NodeRoot, contents: &str, at: OffsetDateTime) {
         let former = |path: &str| {
             let found = root.read(path).unwrap();
-            found.map(|content| FormerContents {
-                path: path.into(),
-                contents: content.bytes,
-                target: None,
-            })
+            found.map(|content| FormerContents::new(path, content.bytes))
         };
         let mut commit = Commit::new();
         commit.trust_step(FormerTrust {
@@ -510,11 +522,7 @@ mod tests {
             commit.trust_step(FormerTrust {
                 subject: Authority::Ca.into(),
                 change: None,
-                files: vec![FormerContents {
-                    path: path.into(),
-                    contents: vec![b'x'; size].into(),
-                    target: None,
-                }],
+                files: vec![FormerContents::new(path, vec![b'x'; size])],
                 kubeconfigs: Vec::new(),
             });
             commit.file(CONF, contents.as_bytes().to_vec(), Mode::Private);

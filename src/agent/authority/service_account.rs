@@ -33,7 +33,7 @@ use crate::spec::authority_rotation::{
 };
 use crate::store::{
     AuditEvent, AuditRecord, Commit, FormerContents, FormerTrust, Mode, NodeRoot, Restart,
-    RestartState, ServiceAccountKeys,
+    ServiceAccountKeys,
 };
 use crate::text::hex;
 use crate::x509::{PrivateKey, PublicKey};
@@ -86,11 +86,7 @@ impl PresentPair {
         let mut bytes = |path: &NodePath| -> Result<Zeroizing<Vec<u8>>, Failure> {
             let found = root.read(path)?;
             let found = found.ok_or_else(|| unusable(path, "it is absent"))?;
-            former.push(FormerContents {
-                path: path.to_path_buf(),
-                contents: found.bytes.clone(),
-                target: None,
-            });
+            former.push(FormerContents::new(path.to_path_buf(), found.bytes.clone()));
             Ok(found.bytes)
         };
         let private = PrivateKey::from_pem(&bytes(&spec.private)?)
@@ -386,13 +382,8 @@ fn repeat_restarts(
         .map(|one| one.component.as_str())
         .collect();
     for one in &rolled_back {
-        commit.restart(Restart {
-            component: one.component,
-            since: now,
-            causes: vec![ReplacedFile::ServiceAccount],
-            previous: Vec::new(),
-            state: RestartState::Due,
-        });
+        let causes = vec![ReplacedFile::ServiceAccount];
+        commit.restart(Restart::due(one.component, now, causes));
     }
     Ok((!names.is_empty()).then(|| {
         format!(

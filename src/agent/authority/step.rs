@@ -24,7 +24,7 @@ use crate::process::failpoint;
 use crate::spec::{BundleCopy, BundleSpec};
 use crate::store::{
     AuditEvent, AuditRecord, AuthorityChange, Commit, FormerContents, FormerTrust, Mode, NodeRoot,
-    RequestPhase, RequestRecord, Restart, RestartState, RotationSteps, Slot,
+    RequestPhase, RequestRecord, Restart, RotationSteps, Slot,
 };
 use crate::x509::{
     AuthorityCrls, Certificate, Chain, RevocationList, TrustBundle, certificates_of,
@@ -334,13 +334,8 @@ impl<'a> ChangeStep<'a> {
         }
         let mut commit = Commit::new();
         for component in components {
-            commit.restart(Restart {
-                component,
-                since: now,
-                causes: vec![ReplacedFile::Bundle(self.order.authority)],
-                previous: Vec::new(),
-                state: RestartState::Due,
-            });
+            let causes = vec![ReplacedFile::Bundle(self.order.authority)];
+            commit.restart(Restart::due(component, now, causes));
         }
         let (mut store, notes) = agent::open_store(self.root, self.setup, "authority", clock)?;
         self.notes.extend(notes);
@@ -444,11 +439,7 @@ impl<'a> ChangeStep<'a> {
 
     fn former_file(&self, path: &Path) -> Result<Option<FormerContents>, Failure> {
         let found = self.root.read(path)?;
-        Ok(found.map(|content| FormerContents {
-            path: path.to_owned(),
-            contents: content.bytes,
-            target: None,
-        }))
+        Ok(found.map(|content| FormerContents::new(path, content.bytes)))
     }
 
     /// Returns a kubeconfig with the CA certificates of a target; `None` if it has them already.
@@ -489,11 +480,7 @@ impl<'a> ChangeStep<'a> {
             .map_err(|error| unusable(error.to_string()))?;
         let text = document.to_yaml();
         Ok(Some(RewrittenKubeconfig {
-            former: FormerContents {
-                path: path.to_owned(),
-                contents: Zeroizing::new(data.clone()),
-                target: None,
-            },
+            former: FormerContents::new(path, data.clone()),
             text: Zeroizing::new(text.as_bytes().to_vec()),
         }))
     }

@@ -617,11 +617,7 @@ mod tests {
 
     #[test]
     fn finds_former_content_that_exists() {
-        let former = |path: &str, contents: &[u8]| FormerContents {
-            path: path.into(),
-            contents: Zeroizing::new(contents.to_vec()),
-            target: None,
-        };
+        let former = |path: &str, contents: &[u8]| FormerContents::new(path, contents.to_vec());
         let previous = [
             former("/a", b""),
             former("/b", b"old"),

@@ -729,13 +729,11 @@ mod tests {
         let setup = ReloadSetup::of_tests();
         let mut run = Run::of_tests(&root, &setup);
         let due = DueRestart {
-            restart: Restart {
-                component: Component::KubeScheduler,
-                since: NOW,
-                causes: vec![ReplacedFile::Certificate(CertName::SchedulerConf)],
-                previous: Vec::new(),
-                state: RestartState::Due,
-            },
+            restart: Restart::due(
+                Component::KubeScheduler,
+                NOW,
+                vec![ReplacedFile::Certificate(CertName::SchedulerConf)],
+            ),
             pod: run.probe.pod(Component::KubeScheduler).unwrap(),
             method: RestartMethod::Pod,
         };

@@ -209,11 +209,8 @@ mod tests {
         };
         DueRestart {
             restart: Restart {
-                component,
-                since: NOW,
-                causes: vec![cause],
                 previous: previous.iter().map(former).collect(),
-                state: RestartState::Due,
+                ..Restart::due(component, NOW, vec![cause])
             },
             pod: None,
             method: RestartMethod::Manual,

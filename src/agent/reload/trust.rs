@@ -11,9 +11,7 @@ use crate::agent::{Failure, RowAction};
 use crate::kube::components::{self, Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::spec::authority_rotation::RotationSubject;
-use crate::store::{
-    Commit, FormerContents, Mode, Restart, RestartState, TrustStep, UnverifiedChange,
-};
+use crate::store::{Commit, FormerContents, Mode, Restart, TrustStep, UnverifiedChange};
 
 impl Run<'_> {
     /// Returns the step of a CA change for which a component is restarted.
@@ -100,13 +98,7 @@ impl Run<'_> {
                     let causes = causes.filter(|cause| {
                         components::components_to_restart(*cause).contains(component)
                     });
-                    commit.restart(Restart {
-                        component: *component,
-                        since: now,
-                        causes: causes.collect(),
-                        previous: Vec::new(),
-                        state: RestartState::Due,
-                    });
+                    commit.restart(Restart::due(*component, now, causes.collect()));
                     again.push(*component);
                 }
                 Some(restart)
