@@ -717,9 +717,6 @@ pub(super) fn single(name: &OsStr) -> Result<&OsStr, StoreError> {
     let mut components = Path::new(name).components();
     match (components.next(), components.next()) {
         (Some(Component::Normal(only)), None) if only == name => Ok(name),
-        _ => Err(StoreError::BadPath {
-            path: PathBuf::from(name),
-            what: "the name of one file",
-        }),
+        _ => Err(StoreError::bad_path(name, "the name of one file")),
     }
 }

@@ -284,6 +284,13 @@ impl StoreError {
         }
     }
 
+    pub(super) fn bad_path(path: impl Into<PathBuf>, what: &'static str) -> StoreError {
+        StoreError::BadPath {
+            path: path.into(),
+            what,
+        }
+    }
+
     pub(super) fn obstacle(path: impl AsRef<Path>, why: PathObstacle) -> StoreError {
         StoreError::Unsafe {
             path: path.as_ref().to_owned(),

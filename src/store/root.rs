@@ -513,9 +513,6 @@ impl NodeRoot {
 pub(super) fn split(path: &Path) -> Result<(&Path, &OsStr), StoreError> {
     match (path.is_absolute(), path.parent(), path.file_name()) {
         (true, Some(parent), Some(name)) => Ok((parent, name)),
-        _ => Err(StoreError::BadPath {
-            path: path.to_owned(),
-            what: "the absolute path of a file",
-        }),
+        _ => Err(StoreError::bad_path(path, "the absolute path of a file")),
     }
 }

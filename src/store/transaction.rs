@@ -336,10 +336,7 @@ impl Transaction {
         root: &NodeRoot,
         path: &Path,
     ) -> Result<TargetName, StoreError> {
-        let bad_path = || StoreError::BadPath {
-            path: path.to_owned(),
-            what: "the absolute path of a file",
-        };
+        let bad_path = || StoreError::bad_path(path, "the absolute path of a file");
         let parent = path.parent().ok_or_else(bad_path)?;
         let name = path.file_name().ok_or_else(bad_path)?.to_owned();
         let mut known = self.directories.iter();
@@ -368,12 +365,7 @@ impl Transaction {
 
     /// As [`Transaction::locate`]; refuses a second path to the same file.
     fn locate_once(&mut self, root: &NodeRoot, path: &Path) -> Result<TargetName, StoreError> {
-        let refuse = |what| {
-            Err(StoreError::BadPath {
-                path: path.to_owned(),
-                what,
-            })
-        };
+        let refuse = |what| Err(StoreError::bad_path(path, what));
         if path.to_str().is_none() {
             return refuse("a path in UTF-8");
         }
@@ -432,10 +424,7 @@ impl Transaction {
         root: &NodeRoot,
         name: &TargetName,
     ) -> Result<&Dir, StoreError> {
-        let missing = |path: &Path| StoreError::BadPath {
-            path: path.to_owned(),
-            what: "a directory",
-        };
+        let missing = |path: &Path| StoreError::bad_path(path, "a directory");
         let directory = self
             .directories
             .get_mut(name.directory)

@@ -453,10 +453,8 @@ fn not_a_directory(reached: &PathEnd) -> StoreError {
 }
 
 fn last(mut passed: Vec<Dir>, path: &Path) -> Result<Dir, StoreError> {
-    passed.pop().ok_or_else(|| StoreError::BadPath {
-        path: path.to_owned(),
-        what: "an absolute path",
-    })
+    let bad_path = || StoreError::bad_path(path, "an absolute path");
+    passed.pop().ok_or_else(bad_path)
 }
 
 /// Returns the components of a path, the first one last.
