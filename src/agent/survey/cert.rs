@@ -134,14 +134,11 @@ fn read_pair(
     key: &NodePath,
 ) -> Result<ObservedCert, store::StoreError> {
     let key = state.file(key);
+    let chain = state.file(certificate).readable()?.chain();
     Ok(ObservedCert {
-        chain: state.file(certificate).readable()?.chain(),
         key_form_is_ours: key.bytes()?.is_none_or(assess::is_our_form),
-        key: key.key(),
         exposed: key.mode_if_exposed(),
-        revoked: None,
-        kubeconfig: None,
-        store: None,
+        ..ObservedCert::new(chain, key.key())
     })
 }
 
@@ -172,28 +169,24 @@ pub(super) fn read_kubeconfig(
             let is_ours = pair.is_some_and(|pair| pair.is(certificate.path(), key.path()));
             let key_bytes = key.bytes_behind_link()?;
             let found = ObservedCert {
-                chain: certificate.behind_link(NodeFile::chain)?,
-                key: key.behind_link(NodeFile::key)?,
                 key_form_is_ours: !is_ours || key_bytes.is_none_or(assess::is_our_form),
                 exposed: key.mode_if_exposed().filter(|_| is_ours),
-                revoked: None,
                 kubeconfig: Some(kubeconfig),
-                store: None,
+                ..ObservedCert::new(
+                    certificate.behind_link(NodeFile::chain)?,
+                    key.behind_link(NodeFile::key)?,
+                )
             };
             let certificate = certificate.path().into();
             let key = key.path().into();
             (found, KubeletConfForm::ByFile { certificate, key })
         }
         FoundKubeconfig::Unusable(error) => {
-            let found = ObservedCert {
-                chain: Observed::Unreadable(error.to_string()),
-                key: Observed::Unreadable(error.to_string()),
-                key_form_is_ours: true,
-                exposed: None,
-                revoked: None,
-                kubeconfig: None,
-                store: None,
-            };
+            let unreadable = error.to_string();
+            let found = ObservedCert::new(
+                Observed::Unreadable(unreadable.clone()),
+                Observed::Unreadable(unreadable),
+            );
             let reason = CertRefusal::Unrepairable {
                 path: path.clone(),
                 error,

@@ -110,6 +110,19 @@ pub struct ObservedCert {
 }
 
 impl ObservedCert {
+    /// Creates a certificate of which nothing else is known.
+    pub fn new(chain: Observed<Chain>, key: Observed<PrivateKey>) -> ObservedCert {
+        ObservedCert {
+            chain,
+            key,
+            key_form_is_ours: true,
+            exposed: None,
+            revoked: None,
+            kubeconfig: None,
+            store: None,
+        }
+    }
+
     /// Returns true if the kubelet itself requested the certificate from the cluster.
     pub(crate) fn is_of_kubelet(&self) -> bool {
         let store = self.store.as_ref();
@@ -214,17 +227,7 @@ pub enum FoundKubeconfig<File = PathBuf> {
 
 /// Reads the kubeconfig at `path`. `None` results in an absent certificate, blank text in an empty one.
 pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> FoundKubeconfig {
-    let blank = |chain: Observed<Chain>, key: Observed<PrivateKey>| {
-        FoundKubeconfig::Embedded(Box::new(ObservedCert {
-            chain,
-            key,
-            key_form_is_ours: true,
-            exposed: None,
-            revoked: None,
-            kubeconfig: None,
-            store: None,
-        }))
-    };
+    let blank = |chain, key| FoundKubeconfig::Embedded(Box::new(ObservedCert::new(chain, key)));
     let Some(text) = text else {
         return blank(Observed::Absent, Observed::Absent);
     };
@@ -271,13 +274,12 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> FoundKubeconfig {
             kubeconfig,
         },
         None => FoundKubeconfig::Embedded(Box::new(ObservedCert {
-            chain: Observed::read(certificate.as_deref(), Chain::from_pem),
             key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
-            key: Observed::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
-            exposed: None,
-            revoked: None,
             kubeconfig: Some(kubeconfig),
-            store: None,
+            ..ObservedCert::new(
+                Observed::read(certificate.as_deref(), Chain::from_pem),
+                Observed::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
+            )
         })),
     }
 }

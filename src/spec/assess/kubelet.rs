@@ -127,13 +127,10 @@ fn from_store(
         store.superseded = Some((chain, key));
     }
     ObservedCert {
-        chain: stored.chain,
-        key: stored.key,
-        key_form_is_ours: true,
         exposed: store.on_disk.exposed,
         store: Some(store),
-        revoked: None,
         kubeconfig: found.kubeconfig,
+        ..ObservedCert::new(stored.chain, stored.key)
     }
 }
 

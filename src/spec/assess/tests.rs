@@ -45,23 +45,11 @@ pub(super) fn spec() -> CertSpec {
     }
 }
 
-pub(super) fn found(chain: Observed<Chain>, key: Observed<PrivateKey>) -> ObservedCert {
-    ObservedCert {
-        chain,
-        key,
-        key_form_is_ours: true,
-        exposed: None,
-        revoked: None,
-        kubeconfig: None,
-        store: None,
-    }
-}
-
 /// Returns a pair that `authority` issued for `profile`.
 pub(super) fn issued(authority: &CertificateAuthority, profile: &Profile) -> ObservedCert {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let leaf = authority.issue(key.public_key(), profile, NOW).unwrap();
-    found(
+    ObservedCert::new(
         Observed::Present(Chain::from_pem(leaf.to_pem().as_bytes()).unwrap()),
         Observed::Present(key),
     )
@@ -162,9 +150,12 @@ fn issues_missing_certificate_and_names_missing_half() {
     let authority = authority();
     let judge =
         |found: ObservedCert| reasons(assess(&spec(), &found, Some(authority.bundle()), NOW));
-    assert_eq!(judge(found(Observed::Absent, Observed::Absent)), ["absent"]);
     assert_eq!(
-        judge(found(Observed::Empty, Observed::Empty)),
+        judge(ObservedCert::new(Observed::Absent, Observed::Absent)),
+        ["absent"]
+    );
+    assert_eq!(
+        judge(ObservedCert::new(Observed::Empty, Observed::Empty)),
         ["empty file"]
     );
     let whole = issued(&authority, &spec().requested.profile);
@@ -370,7 +361,7 @@ fn keeps_key_that_kubelet_made_whatever_the_policy() {
         };
         ObservedCert {
             store: Some(store),
-            ..found(
+            ..ObservedCert::new(
                 Observed::Present(Chain::from_pem(leaf.to_pem().as_bytes()).unwrap()),
                 Observed::Present(key),
             )

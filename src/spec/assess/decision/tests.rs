@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::kube::components::Component;
 use crate::kube::names::CertName;
-use crate::spec::assess::tests::{NOW, authority, found, issued, spec, words};
+use crate::spec::assess::tests::{NOW, authority, issued, spec, words};
 use crate::spec::assess::{CertReason, Observed};
 use crate::spec::schedule::CertLife;
 use crate::x509::CertificateAuthority;
@@ -39,7 +39,7 @@ fn observed(authority: &CertificateAuthority) -> (ObservedCert, Age) {
 fn decides_on_certificate_in_each_mode() {
     let authority = authority();
     let (intact, age) = observed(&authority);
-    let absent = || found(Observed::Absent, Observed::Absent);
+    let absent = || ObservedCert::new(Observed::Absent, Observed::Absent);
     let revoked = || ObservedCert {
         revoked: Some(CertReason::Forced),
         ..intact.clone()
