@@ -17,7 +17,7 @@ use crate::kube::names::{CertName, NodePath};
 use crate::kube::paths::{
     APISERVER_MANIFEST, ETCD_MEMBER, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR, cleaned,
 };
-use crate::spec::assess::{FoundKubeconfig, Observed, ObservedKubeconfig, read_kubeconfig};
+use crate::spec::assess::{FoundKubeconfig, Observed, is_our_form, read_kubeconfig};
 use crate::spec::{Layout, kubeconfig_path};
 use crate::store::{self, FileContent, FileKind, Metadata, NodeRoot, PathObstacle};
 use crate::x509::{Chain, PrivateKey};
@@ -148,21 +148,6 @@ impl NodeState {
             }
             FoundKubeconfig::Unusable(error) => FoundKubeconfig::Unusable(error),
         })
-    }
-
-    /// Reads the files that a kubeconfig names besides certificate and key.
-    fn require_files(&self, kubeconfig: &mut ObservedKubeconfig) {
-        for path in kubeconfig.required_files().into_iter().flatten() {
-            let is_token = kubeconfig.token_file.as_deref() == Some(path.as_path());
-            let is_usable = match self.file(&path).bytes() {
-                Ok(Some(bytes)) => !is_token || !bytes.iter().all(u8::is_ascii_whitespace),
-                _ => false,
-            };
-            if !is_usable {
-                let here = self.root.on_this_machine(&path).display().to_string();
-                kubeconfig.lacks(&path, here);
-            }
-        }
     }
 
     /// Returns the kubelet's own client certificate in `dir`.
@@ -303,8 +288,14 @@ impl NodeFile {
         key.clone()
     }
 
+    /// Returns false for a private key in another form than kubeadm's.
+    pub(crate) fn has_our_key_form(&self) -> bool {
+        let pem = self.bytes().ok().flatten();
+        pem.is_none_or(is_our_form)
+    }
+
     /// Returns the kubeconfig, without the files that it names.
-    fn kubeconfig(&self) -> Result<&FoundKubeconfig, store::StoreError> {
+    pub(super) fn kubeconfig(&self) -> Result<&FoundKubeconfig, store::StoreError> {
         let bytes = self.bytes()?;
         let read = || read_kubeconfig(&self.path, bytes);
         Ok(self.kubeconfig.get_or_init(read))

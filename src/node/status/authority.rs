@@ -96,12 +96,12 @@ fn evidence<'a>(found: &AuthorityFiles, leaves: &'a [LeafFiles]) -> Vec<CaEviden
         .iter()
         .filter(|leaf| leaf.name.authority() == found.name)
         .map(|leaf| {
-            let kubeconfig = leaf.kubeconfig.as_ref();
+            let kubeconfig = leaf.kubeconfig();
             let file = leaf.files.first();
             CaEvidence {
                 name: leaf.name,
                 file: file.map_or_else(String::new, |file| file.here.clone()),
-                chain: leaf.chain.as_ref().ok(),
+                chain: leaf.chain(),
                 trusts: trusted_by(kubeconfig.and_then(|found| found.authority.as_deref())),
                 installed: leaf.is_recorded(),
             }

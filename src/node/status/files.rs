@@ -8,9 +8,8 @@ use time::OffsetDateTime;
 use super::fault::{FileFault, FilePart, FileProblem};
 use super::{FileAccess, FileStatus};
 use crate::kube::names::{Authority, CertName};
-use crate::node::{NodeFile, NodeState};
-use crate::spec::assess::{self, FoundKubeconfig, Observed, ObservedKubeconfig};
-use crate::spec::kubeconfig_path;
+use crate::node::{NodeCert, NodeFile, NodeState};
+use crate::spec::assess::{self, Observed, ObservedKubeconfig};
 use crate::store::{FileKind, IssuedRecord, Metadata};
 use crate::text::hex;
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
@@ -26,47 +25,28 @@ pub(super) struct RowFile {
 /// A leaf certificate and its key, from a pair of files or a kubeconfig.
 pub(super) struct LeafFiles {
     pub(super) name: CertName,
-    pub(super) chain: Result<Chain, FileFault>,
-    /// The fault is `None` if it is that of the chain.
-    pub(super) key: Result<PrivateKey, Option<FileFault>>,
-    /// False for a key that was read in another form than kubeadm's.
-    pub(super) key_form_is_ours: bool,
-    pub(super) kubeconfig: Option<ObservedKubeconfig>,
-    /// Content of the file that the kubeconfig names in place of CA data.
-    pub(super) named_authority: Option<Vec<u8>>,
+    pub(super) cert: NodeCert,
+    /// Why the certificate and the key cannot be used; a fault of one file with both is reported once.
+    pub(super) faults: Vec<FileFault>,
     /// What nodepki recorded when it last installed this certificate.
     pub(super) record: Option<IssuedRecord>,
     pub(super) files: Vec<RowFile>,
 }
 
 impl LeafFiles {
-    fn new(
-        name: CertName,
-        chain: Result<Chain, FileFault>,
-        key: Result<PrivateKey, FileFault>,
-    ) -> LeafFiles {
-        LeafFiles {
-            name,
-            chain,
-            key: key.map_err(Some),
-            key_form_is_ours: true,
-            kubeconfig: None,
-            named_authority: None,
-            record: None,
-            files: Vec::new(),
-        }
+    /// Returns the certificate, if it can be parsed.
+    pub(super) fn chain(&self) -> Option<&Chain> {
+        self.cert.found.chain.present()
     }
 
-    fn unusable(name: CertName, fault: FileFault) -> LeafFiles {
-        LeafFiles {
-            key: Err(None),
-            ..LeafFiles::new(name, Err(fault.clone()), Err(fault))
-        }
+    /// Returns the kubeconfig, if it can be parsed.
+    pub(super) fn kubeconfig(&self) -> Option<&ObservedKubeconfig> {
+        self.cert.found.kubeconfig.as_ref()
     }
 
     /// Returns whether the record is about this certificate; `None` without record or certificate.
     pub(super) fn is_recorded(&self) -> Option<bool> {
-        let leaf = self.chain.as_ref().ok()?.leaf();
+        let leaf = self.chain()?.leaf();
         Some(self.record.as_ref()?.sha256 == hex(&leaf.fingerprint()))
     }
 
@@ -137,108 +117,52 @@ impl RowReader<'_> {
     }
 
     pub(super) fn leaf(&self, name: CertName) -> LeafFiles {
-        let leaf = if name.is_kubeconfig() {
-            self.kubeconfig(name)
-        } else {
-            self.pair(name)
-        };
+        let cert = self.state.cert(name);
+        let files = cert.files().into_iter();
         LeafFiles {
+            name,
+            faults: self.faults(&cert),
             record: self.issued.get(&name).cloned(),
-            named_authority: leaf.kubeconfig.as_ref().and_then(|kubeconfig| {
-                let [file, _] = kubeconfig.required_files();
-                // A file that cannot be read is among the refusals.
-                let file = self.state.file(file?);
-                file.bytes().ok()?.map(<[u8]>::to_vec)
-            }),
-            ..leaf
-        }
-    }
-
-    fn pair(&self, name: CertName) -> LeafFiles {
-        let layout = self.state.layout();
-        let [certificate, key] = layout.pair(name).map(|path| self.state.file(path));
-        let files = [(&certificate, false), (&key, true)];
-        LeafFiles {
             files: files
-                .map(|(file, secret)| self.row_file(file, secret))
-                .into(),
-            key_form_is_ours: key_form_is_ours(&key),
-            ..LeafFiles::new(
-                name,
-                self.parse(&certificate, NodeFile::chain),
-                self.parse(&key, NodeFile::key),
-            )
+                .map(|file| self.row_file(file, file.path() == cert.key.path()))
+                .collect(),
+            cert,
         }
     }
 
-    fn kubeconfig(&self, name: CertName) -> LeafFiles {
-        let file = self.state.file(kubeconfig_path(name));
-        let row_file = self.row_file(&file, true);
-        let here = self.here(file.path());
-        // An absent, empty or unreadable kubeconfig has the same faults as any other file.
-        let read = self.parse(&file, has_text).and_then(|()| {
-            let read = self.state.kubeconfig(file.path());
-            read.map_err(|error| FileFault::of_store(&here, &error))
+    /// Returns why certificate and key cannot be used.
+    fn faults(&self, cert: &NodeCert) -> Vec<FileFault> {
+        let NodeCert {
+            found,
+            certificate,
+            key,
+            ..
+        } = cert;
+        if let Some(error) = &cert.unrepairable {
+            let here = self.here(certificate.path());
+            return vec![FileFault::of_kubeconfig(&here, error.clone())];
+        }
+        let content = certificate.found(|_| Ok::<_, String>(()));
+        if certificate.path() == key.path()
+            && let Err(fault) = self.required(certificate, content)
+        {
+            return vec![fault];
+        }
+        let [of_certificate, of_key] = match &found.kubeconfig {
+            Some(kubeconfig) if kubeconfig.pair.is_none() => {
+                [FilePart::ClientCertificate, FilePart::ClientKey]
+            }
+            _ => [FilePart::Whole; 2],
+        };
+        let parts = [
+            (of_certificate, certificate, found.chain.clone().map(drop)),
+            (of_key, key, found.key.clone().map(drop)),
+        ];
+        let faults = parts.into_iter().filter_map(|(part, file, found)| {
+            let fault = self.required(file, found).err()?;
+            Some(FileFault { part, ..fault })
         });
-        let mut leaf = match read {
-            Ok(FoundKubeconfig::Embedded(found)) => {
-                let of = |part, problem| FileFault {
-                    part,
-                    ..FileFault::new(&here, problem)
-                };
-                let chain = required(found.chain, false);
-                let chain = chain.map_err(|problem| of(FilePart::ClientCertificate, problem));
-                let key = required(found.key, false);
-                let key = key.map_err(|problem| of(FilePart::ClientKey, problem));
-                LeafFiles {
-                    kubeconfig: found.kubeconfig,
-                    key_form_is_ours: found.key_form_is_ours,
-                    ..LeafFiles::new(name, chain, key)
-                }
-            }
-            Ok(FoundKubeconfig::ByFile {
-                certificate,
-                key,
-                kubeconfig,
-            }) => return self.named_pair(name, row_file, (&certificate, &key), kubeconfig),
-            Ok(FoundKubeconfig::Unusable(error)) => {
-                LeafFiles::unusable(name, FileFault::of_kubeconfig(&here, error))
-            }
-            Err(fault) => LeafFiles::unusable(name, fault),
-        };
-        leaf.files.push(row_file);
-        leaf
-    }
-
-    /// Returns the certificate and key in the files that a kubeconfig names, perhaps the same.
-    fn named_pair(
-        &self,
-        name: CertName,
-        mut row_file: RowFile,
-        (certificate, key): (&NodeFile, &NodeFile),
-        kubeconfig: ObservedKubeconfig,
-    ) -> LeafFiles {
-        // A kubeconfig that names files does not contain a private key.
-        row_file.status.secret = false;
-        let is_combined = certificate.path() == key.path();
-        let mut files = vec![row_file, self.row_file(certificate, is_combined)];
-        if !is_combined {
-            files.push(self.row_file(key, true));
-        }
-        let leaf = match self.parse(certificate, has_text) {
-            // A fault of one file is reported once.
-            Err(fault) if is_combined => LeafFiles::unusable(name, fault),
-            _ => LeafFiles::new(
-                name,
-                self.parse(certificate, NodeFile::chain),
-                self.parse(key, NodeFile::key),
-            ),
-        };
-        LeafFiles {
-            kubeconfig: Some(kubeconfig),
-            files,
-            ..leaf
-        }
+        faults.collect()
     }
 
     pub(super) fn authority(&self, name: Authority) -> AuthorityFiles {
@@ -247,12 +171,10 @@ impl RowReader<'_> {
         let certificate = self.state.file(&path);
         let file = self.row_file(&certificate, false);
         // Any sequence of certificates parses as a chain, so a row exists even for an unusable bundle.
-        let both = self.parse(&certificate, |file| {
-            file.found(|bytes| {
-                Chain::from_pem(bytes).map(|chain| (chain, TrustBundle::from_pem(bytes)))
-            })
+        let both = certificate.found(|bytes| {
+            Chain::from_pem(bytes).map(|chain| (chain, TrustBundle::from_pem(bytes)))
         });
-        let (certificates, trust) = match both {
+        let (certificates, trust) = match self.required(&certificate, both) {
             Ok((chain, trust)) => {
                 let trust = trust.map_err(|error| {
                     FileFault::new(&here, FileProblem::NotATrustBundle(error.to_string()))
@@ -286,9 +208,9 @@ impl RowReader<'_> {
         let [private, public] = layout.service_account().map(|path| self.state.file(path));
         ServiceAccountFiles {
             files: vec![self.row_file(&private, true), self.row_file(&public, false)],
-            private: self.parse(&private, NodeFile::key),
-            public: self.parse(&public, |file| file.found(PublicKey::all_from_pem)),
-            key_form_is_ours: key_form_is_ours(&private),
+            private: self.required(&private, private.key()),
+            public: self.required(&public, public.found(PublicKey::all_from_pem)),
+            key_form_is_ours: private.has_our_key_form(),
             has_served: self.state.has_served(),
         }
     }
@@ -312,39 +234,19 @@ impl RowReader<'_> {
         }
     }
 
-    /// Returns the parsed content of a file, or its fault.
-    fn parse<T>(
-        &self,
-        file: &NodeFile,
-        parse: impl FnOnce(&NodeFile) -> Observed<T>,
-    ) -> Result<T, FileFault> {
+    /// Returns the content found in a file, or the file's fault.
+    fn required<T>(&self, file: &NodeFile, found: Observed<T>) -> Result<T, FileFault> {
         let here = self.here(file.path());
         file.bytes()
             .map_err(|error| FileFault::of_store(&here, &error))?;
-        required(parse(file), file.is_dangling()).map_err(|problem| FileFault::new(&here, problem))
-    }
-}
-
-/// Returns whether a file has content, whatever it is.
-fn has_text(file: &NodeFile) -> Observed<()> {
-    file.found(|_| Ok::<_, String>(()))
-}
-
-/// Returns false for a private key in another form than kubeadm's.
-fn key_form_is_ours(file: &NodeFile) -> bool {
-    match file.bytes() {
-        Ok(Some(pem)) => assess::is_our_form(pem),
-        _ => true,
-    }
-}
-
-fn required<T>(found: Observed<T>, is_dangling: bool) -> Result<T, FileProblem> {
-    match found {
-        Observed::Present(value) => Ok(value),
-        Observed::Absent if is_dangling => Err(FileProblem::DanglingLink),
-        Observed::Absent => Err(FileProblem::Absent),
-        Observed::Empty => Err(FileProblem::Empty),
-        Observed::Unreadable(why) => Err(FileProblem::Damaged(why)),
+        let problem = match found {
+            Observed::Present(value) => return Ok(value),
+            Observed::Absent if file.is_dangling() => FileProblem::DanglingLink,
+            Observed::Absent => FileProblem::Absent,
+            Observed::Empty => FileProblem::Empty,
+            Observed::Unreadable(why) => FileProblem::Damaged(why),
+        };
+        Err(FileFault::new(&here, problem))
     }
 }
 

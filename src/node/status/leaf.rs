@@ -8,6 +8,7 @@ use super::findings::RowFindings;
 use super::phase::{CertProgress, phase};
 use super::{CertStatus, Facts, KubeconfigStatus};
 use crate::kube::names::CertName;
+use crate::node::NodeFile;
 use crate::spec::assess::{self, ObservedKubeconfig};
 use crate::x509::{
     CertDifference, Certificate, Chain, TrustBundle, is_same_authority, path_differences,
@@ -22,13 +23,13 @@ pub(super) fn judge(
     now: OffsetDateTime,
 ) -> CertStatus {
     let mut findings = RowFindings::default();
-    findings.key_form(found.key_form_is_ours);
-    let chain = found.chain.as_ref().ok();
+    findings.key_form(found.cert.found.key_form_is_ours);
+    let chain = found.chain();
     let issued = found.issued();
     let verified = chain.and_then(|chain| {
         let certificate = chain.leaf();
         findings.validity(certificate, issued, now);
-        if let Ok(key) = &found.key
+        if let Some(key) = found.cert.found.key.present()
             && key.public_key() != certificate.public_key()
         {
             findings.fault(RowFault::KeyMismatch);
@@ -40,14 +41,11 @@ pub(super) fn judge(
         }
         verify(found.name, chain, authority, now, &mut findings)
     });
-    let kubeconfig = found.kubeconfig.as_ref().map(|kubeconfig| {
-        let named = found.named_authority.as_deref();
+    let kubeconfig = found.kubeconfig().map(|kubeconfig| {
+        let named = found.cert.authority_file.as_deref();
         kubeconfig_status(kubeconfig, named, authority, now, &mut findings)
     });
-    if let Err(fault) = &found.chain {
-        findings.file(fault);
-    }
-    if let Err(Some(fault)) = &found.key {
+    for fault in &found.faults {
         findings.file(fault);
     }
     findings.exposure(&found.files);
@@ -120,11 +118,10 @@ fn verify(
     Some(good)
 }
 
-/// Judges the content of a kubeconfig other than its certificate. `named` is the content of the file that it names in place
-/// of CA data.
+/// Judges the content of a kubeconfig other than its certificate. `named` is the file that it names in place of CA data.
 fn kubeconfig_status(
     found: &ObservedKubeconfig,
-    named: Option<&[u8]>,
+    named: Option<&NodeFile>,
     authority: Option<&AuthorityFiles>,
     now: OffsetDateTime,
     findings: &mut RowFindings,
@@ -135,6 +132,8 @@ fn kubeconfig_status(
     if found.authority.is_none() {
         findings.remark(RowRemark::NoAuthorityData);
     }
+    // A file that cannot be read is among the refusals.
+    let named = named.and_then(|file| file.bytes().ok()?);
     let own = found.authority.as_deref().or(named);
     let own = match own.map(TrustBundle::from_pem) {
         Some(Ok(own)) => Some(own),
@@ -198,7 +197,7 @@ fn compare_authority(
 pub(super) fn local_server(leaves: &[LeafFiles]) -> Option<&str> {
     let server = |wanted: CertName| {
         let leaf = leaves.iter().find(|leaf| leaf.name == wanted)?;
-        leaf.kubeconfig.as_ref()?.server.as_deref()
+        leaf.kubeconfig()?.server.as_deref()
     };
     let server = server(CertName::ControllerManagerConf)
         .filter(|one| server(CertName::SchedulerConf) == Some(*one))?;

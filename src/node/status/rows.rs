@@ -78,7 +78,7 @@ pub(super) fn has_row(
     }
     let mut bundles = authorities.iter();
     let bundle = bundles.find(|bundle| bundle.name == leaf.name.authority());
-    let (Some(bundle), Ok(chain)) = (bundle, &leaf.chain) else {
+    let (Some(bundle), Some(chain)) = (bundle, leaf.chain()) else {
         return false;
     };
     let mut certificates = bundle.anchors().iter();

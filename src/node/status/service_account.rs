@@ -62,14 +62,13 @@ pub(super) fn judge(found: ServiceAccountFiles, leaves: &[LeafFiles]) -> Service
 fn misplaced_key(found: &ServiceAccountFiles, leaves: &[LeafFiles]) -> Option<MisplacedKey> {
     let files: Vec<KeyFile<'_, &str>> = leaves
         .iter()
-        .filter(|leaf| leaf.kubeconfig.is_none())
+        .filter(|leaf| leaf.kubeconfig().is_none())
         .filter_map(|leaf| {
             let file = leaf.files.iter().find(|file| file.status.secret)?;
-            let chain = leaf.chain.as_ref().ok();
             Some(KeyFile {
                 file: file.here.as_str(),
-                key: leaf.key.as_ref().ok()?.public_key(),
-                certified: chain.map(|chain| chain.leaf().public_key()),
+                key: leaf.cert.found.key.present()?.public_key(),
+                certified: leaf.chain().map(|chain| chain.leaf().public_key()),
             })
         })
         .collect();

@@ -1,0 +1,126 @@
+//! Reads a certificate and its key, from a pair of files or from a kubeconfig. `status`, `doctor`, the survey and a CA
+//! change judge the result.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use super::{NodeFile, NodeState};
+use crate::kube::kubeconfig::KubeconfigError;
+use crate::kube::names::CertName;
+use crate::spec::assess::{FoundKubeconfig, Observed, ObservedCert, ObservedKubeconfig};
+
+/// A certificate and its key as found, and the files with them.
+pub struct NodeCert {
+    /// The content, which is unreadable if a file cannot be read. [`NodeFile::bytes`] returns the error.
+    pub found: ObservedCert,
+    /// The kubeconfig; `None` for a pair of files.
+    pub kubeconfig: Option<Rc<NodeFile>>,
+    /// The file with the certificate, perhaps the kubeconfig.
+    pub certificate: Rc<NodeFile>,
+    /// The file with the key, perhaps that of the certificate.
+    pub key: Rc<NodeFile>,
+    /// The file with the CA certificates, if the kubeconfig contains no CA data.
+    pub authority_file: Option<Rc<NodeFile>>,
+    /// Why the kubeconfig cannot be repaired; replacing it would lose its content.
+    pub unrepairable: Option<KubeconfigError>,
+}
+
+impl NodeCert {
+    /// Returns the kubeconfig, the file with the certificate and that with the key, each once.
+    pub fn files(&self) -> Vec<&NodeFile> {
+        let files = self.kubeconfig.iter().chain([&self.certificate, &self.key]);
+        let mut files: Vec<&NodeFile> = files.map(|file| &**file).collect();
+        files.dedup_by_key(|file| file.path());
+        files
+    }
+}
+
+impl NodeState {
+    /// Returns a certificate by its name.
+    pub fn cert(&self, name: CertName) -> NodeCert {
+        let [certificate, key] = self.layout().pair(name);
+        if name.is_kubeconfig() {
+            self.cert_in(certificate)
+        } else {
+            self.pair(certificate, key)
+        }
+    }
+
+    /// Returns the certificate in a pair of files.
+    pub fn pair(&self, certificate: impl AsRef<Path>, key: impl AsRef<Path>) -> NodeCert {
+        let (certificate, key) = (self.file(certificate), self.file(key));
+        NodeCert {
+            found: ObservedCert {
+                key_form_is_ours: key.has_our_key_form(),
+                exposed: key.mode_if_exposed(),
+                ..ObservedCert::new(certificate.chain(), key.key())
+            },
+            kubeconfig: None,
+            certificate,
+            key,
+            authority_file: None,
+            unrepairable: None,
+        }
+    }
+
+    /// Returns the certificate in a kubeconfig, or in the files that it names. These have the form that the kubelet or
+    /// another tool chose.
+    pub fn cert_in(&self, kubeconfig: impl AsRef<Path>) -> NodeCert {
+        let file = self.file(kubeconfig);
+        let unreadable = |why: String| {
+            ObservedCert::new(Observed::Unreadable(why.clone()), Observed::Unreadable(why))
+        };
+        let (found, unrepairable) = match file.kubeconfig() {
+            Ok(FoundKubeconfig::Embedded(found)) => (ObservedCert::clone(found), None),
+            Ok(FoundKubeconfig::ByFile { kubeconfig, .. }) => {
+                let found = ObservedCert {
+                    kubeconfig: Some(kubeconfig.clone()),
+                    ..ObservedCert::new(Observed::Absent, Observed::Absent)
+                };
+                (found, None)
+            }
+            Ok(FoundKubeconfig::Unusable(error)) => {
+                (unreadable(error.to_string()), Some(error.clone()))
+            }
+            Err(error) => (unreadable(error.to_string()), None),
+        };
+        let mut cert = NodeCert {
+            found,
+            certificate: Rc::clone(&file),
+            key: Rc::clone(&file),
+            kubeconfig: Some(file),
+            authority_file: None,
+            unrepairable,
+        };
+        let Some(kubeconfig) = &mut cert.found.kubeconfig else {
+            return cert;
+        };
+        self.require_files(kubeconfig);
+        let [authority_file, _] = kubeconfig.required_files();
+        cert.authority_file = authority_file.map(|path| self.file(path));
+        if let Some([certificate, key]) = kubeconfig.pair.as_deref() {
+            cert.certificate = self.file(certificate);
+            cert.key = self.file(key);
+            cert.found.chain = cert.certificate.chain();
+            cert.found.key = cert.key.key();
+        } else {
+            cert.found.exposed = cert.key.mode_if_exposed();
+        }
+        cert
+    }
+
+    /// Reads the files that a kubeconfig names besides certificate and key.
+    pub(super) fn require_files(&self, kubeconfig: &mut ObservedKubeconfig) {
+        for path in kubeconfig.required_files().into_iter().flatten() {
+            let is_token = kubeconfig.token_file.as_deref() == Some(path.as_path());
+            let is_usable = match self.file(&path).bytes() {
+                Ok(Some(bytes)) => !is_token || !bytes.iter().all(u8::is_ascii_whitespace),
+                _ => false,
+            };
+            if !is_usable {
+                let here = self.root().on_this_machine(&path).display().to_string();
+                kubeconfig.lacks(&path, here);
+            }
+        }
+    }
+}
