@@ -123,6 +123,11 @@ impl ObservedCert {
         }
     }
 
+    /// Returns the files with certificate and key, if a kubeconfig names them.
+    pub fn named_pair(&self) -> Option<&[PathBuf; 2]> {
+        self.kubeconfig.as_ref()?.pair.as_deref()
+    }
+
     /// Returns true if the kubelet itself requested the certificate from the cluster.
     pub(crate) fn is_of_kubelet(&self) -> bool {
         let store = self.store.as_ref();

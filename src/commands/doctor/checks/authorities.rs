@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::finding::CheckNote;
 use super::picture::Picture;
-use super::reader::AuthorityKey;
+use super::reader::{AuthorityKey, authority_of};
 use crate::kube::kubeadm;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{FileProblem, FileStatus, RowFault, RowSubject};
@@ -88,8 +88,8 @@ pub(super) fn restored(picture: &Picture, authority: Authority) -> String {
         .filter(|_| authority == Authority::Ca);
     let copies: Vec<(CertName, String)> = kubeconfigs
         .filter_map(|name| {
-            let kubeconfig = picture.leaf(name)?.kubeconfig.as_ref()?.present()?;
-            Some((name, kubeconfig.authority.present()?.to_pem()))
+            let authority = authority_of(picture.leaf(name)?);
+            Some((name, authority.present()?.to_pem()))
         })
         .collect();
     // A kubeconfig alone may be the one of another cluster.

@@ -6,9 +6,10 @@ use super::authorities::replaced_authority;
 use super::finding::{CheckNote, FindingSeverity};
 use super::leaves::organizations;
 use super::picture::Picture;
-use super::reader::{AuthorityKey, FoundAuthority, FoundLeaf};
+use super::reader::{AuthorityKey, FoundAuthority, authority_of};
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::{Authority, CertName};
+use crate::node::NodeCert;
 use crate::spec::SYSTEM_MASTERS;
 use crate::spec::assess::Observed;
 use crate::x509::verifies;
@@ -119,7 +120,7 @@ pub(super) fn renewal(picture: &Picture) -> Vec<CheckNote> {
     });
     leaves
         .filter_map(|name| {
-            let trouble = picture.leaf(name)?.key.trouble()?;
+            let trouble = picture.leaf(name)?.found.key.trouble()?;
             Some(CheckNote::warning(
                 format!("{name}: its key {trouble}"),
                 LEAF_FIX,
@@ -144,9 +145,9 @@ fn is_external(found: &FoundAuthority) -> bool {
         && matches!(found.key, AuthorityKey::Absent | AuthorityKey::Unusable(_))
 }
 
-fn leaf_refusal(leaf: &FoundLeaf, authority: &FoundAuthority, picture: &Picture) -> Option<String> {
+fn leaf_refusal(leaf: &NodeCert, authority: &FoundAuthority, picture: &Picture) -> Option<String> {
     let bundle = authority.bundle.present()?;
-    let chain = match &leaf.chain {
+    let chain = match &leaf.found.chain {
         Observed::Present(chain) => chain,
         other => return other.trouble(),
     };
@@ -161,17 +162,16 @@ fn leaf_refusal(leaf: &FoundLeaf, authority: &FoundAuthority, picture: &Picture)
     // The certificate phases do not check leaf keys under an etcd CA without key.
     let checks_key =
         !authority.path.ends_with("etcd/ca.crt") && matches!(authority.key, AuthorityKey::Absent);
-    let trouble = leaf.key.trouble().filter(|_| checks_key)?;
+    let trouble = leaf.found.key.trouble().filter(|_| checks_key)?;
     Some(format!("its key {trouble}"))
 }
 
-fn kubeconfig_refusal(leaf: &FoundLeaf, authority: &FoundAuthority) -> Option<String> {
+fn kubeconfig_refusal(leaf: &NodeCert, authority: &FoundAuthority) -> Option<String> {
     let bundle = authority.bundle.present()?;
-    let found = match leaf.kubeconfig.as_ref()? {
-        Observed::Present(found) => found,
-        other => return other.trouble(),
-    };
-    let data = match &found.authority {
+    if leaf.found.kubeconfig.is_none() {
+        return leaf.found.chain.trouble();
+    }
+    let data = match authority_of(leaf) {
         Observed::Present(chain) => chain,
         other => {
             return Some(format!(

@@ -5,14 +5,14 @@ use std::path::Path;
 use super::authorities::{is_external, replaced_authority};
 use super::finding::CheckNote;
 use super::picture::{OWN_COPY, Picture, Problem};
-use super::reader::KubeconfigPicture;
+use super::reader::authority_of;
 use super::static_pods;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{ADMIN_CONF, SUPER_ADMIN_CONF};
 use crate::node::status::{FileProblem, RowFault};
 use crate::signer::quoted;
 use crate::spec::CertFiles;
-use crate::spec::assess::Observed;
+use crate::spec::assess::{Observed, ObservedKubeconfig};
 use crate::text::rfc3339;
 
 const BOOTSTRAP_OR_INIT_PHASE: &str = "run `nodepki bootstrap`, which writes a new one; with the CA key on this node also kubeadm init phase kubeconfig";
@@ -28,9 +28,9 @@ fn problems_of(
     of_kubeconfigs.filter(move |(_, problem)| is_wanted(problem.fault))
 }
 
-fn present(picture: &Picture) -> impl Iterator<Item = (CertName, &KubeconfigPicture)> {
+fn present(picture: &Picture) -> impl Iterator<Item = (CertName, &ObservedKubeconfig)> {
     let leaves = picture.leaves.iter();
-    leaves.filter_map(|(name, leaf)| Some((*name, leaf.kubeconfig.as_ref()?.present()?)))
+    leaves.filter_map(|(name, leaf)| Some((*name, leaf.found.kubeconfig.as_ref()?)))
 }
 
 pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
@@ -70,8 +70,9 @@ pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn empty(picture: &Picture) -> Vec<CheckNote> {
     let leaves = picture.leaves.iter();
-    let empty = leaves.filter(|(_, leaf)| matches!(leaf.kubeconfig, Some(Observed::Empty)));
-    empty
+    leaves
+        .filter(|(name, leaf)| name.is_kubeconfig() && leaf.found.kubeconfig.is_none())
+        .filter(|(_, leaf)| matches!(leaf.found.chain, Observed::Empty))
         .flat_map(|(name, _)| {
             picture
                 .files(*name)
@@ -166,9 +167,10 @@ pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
             ));
         }
     }
-    for (name, found) in present(picture) {
-        if found.authority.present().is_none() {
-            let trouble = found.authority.trouble().unwrap_or_default();
+    for (name, leaf) in &picture.leaves {
+        if leaf.found.kubeconfig.is_some()
+            && let Some(trouble) = authority_of(leaf).trouble()
+        {
             notes.push(CheckNote::error(
                 format!("{name}: its CA data {trouble}"),
                 unplanned(name).unwrap_or(FIX),
@@ -213,21 +215,21 @@ pub(super) fn server(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn by_file(picture: &Picture) -> Vec<CheckNote> {
     present(picture)
-        .filter(|(name, found)| *name != CertName::KubeletConf && !found.files.is_empty())
-        .filter_map(|(name, found)| match (&found.obstacle, found.are_own) {
-            (Some(why), _) => Some(CheckNote::error(
-                format!("{name} names files, but {why}"),
-                "until then run `nodepki bootstrap`, which writes certificate and key to the kubeconfig, and restart the component",
-            )),
-            (None, true) => None,
-            (None, false) => {
-                let files = found.files.iter().map(|path| picture.here(path));
-                let files: Vec<String> = files.collect();
-                Some(CheckNote::warning(
+        .filter(|(name, _)| *name != CertName::KubeletConf)
+        .filter_map(|(name, found)| {
+            let pair = found.pair.as_deref()?;
+            let Some((_, obstacle)) = picture.own_pairs.iter().find(|(own, _)| own == pair) else {
+                let files = pair.each_ref().map(|path| picture.here(path));
+                return Some(CheckNote::warning(
                     format!("{name} names {}", files.join(" and ")),
                     "move the file away and run `nodepki bootstrap`, which writes a new one",
-                ))
-            }
+                ));
+            };
+            let why = obstacle.as_ref()?;
+            Some(CheckNote::error(
+                format!("{name} names files, but {why}"),
+                "until then run `nodepki bootstrap`, which writes certificate and key to the kubeconfig, and restart the component",
+            ))
         })
         .collect()
 }

@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use super::finding::CheckNote;
 use super::picture::Picture;
-use super::reader::KubeconfigPicture;
 use crate::agent::load::NameSource;
 use crate::kube::kubeadm;
 use crate::kube::names::CertName;
@@ -17,12 +16,10 @@ use crate::spec::CertFiles;
 use crate::spec::assess::Observed;
 use crate::store::FileKind;
 
-fn kubeconfig(picture: &Picture) -> Option<&Observed<KubeconfigPicture>> {
-    picture.leaf(CertName::KubeletConf)?.kubeconfig.as_ref()
-}
-
 pub(super) fn no_identity(picture: &Picture) -> Vec<CheckNote> {
-    let is_absent = matches!(kubeconfig(picture), Some(Observed::Absent));
+    let is_absent = picture.leaf(CertName::KubeletConf).is_some_and(|leaf| {
+        leaf.found.kubeconfig.is_none() && matches!(leaf.found.chain, Observed::Absent)
+    });
     let is_node = picture.status.role != NodeRole::Empty || picture.configuration.node.is_some();
     // The kubelet of an etcd member has no API server.
     let is_standalone = match (&picture.configuration.node, picture.status.role) {
@@ -55,14 +52,10 @@ pub(super) fn no_identity(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn file_missing(picture: &Picture) -> Vec<CheckNote> {
-    let Some(Observed::Present(found)) = kubeconfig(picture) else {
-        return Vec::new();
-    };
-    let missing = found.files.first().filter(|_| {
-        let leaf = picture.leaf(CertName::KubeletConf);
-        leaf.is_some_and(|leaf| matches!(leaf.chain, Observed::Absent))
-    });
-    missing.map(|path| {
+    let found = picture.leaf(CertName::KubeletConf).map(|leaf| &leaf.found);
+    let absent = found.filter(|found| matches!(found.chain, Observed::Absent));
+    let missing = absent.and_then(|found| found.named_pair());
+    missing.map(|[path, _]| {
         let problem = match picture.kubelet.link {
             Some(FileKind::Symlink) if *path == picture.kubelet.link_path => "is a dangling symbolic link",
             _ => "does not exist",
@@ -90,9 +83,8 @@ pub(super) fn not_a_link(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn embedded(picture: &Picture) -> Vec<CheckNote> {
-    match kubeconfig(picture) {
-        Some(Observed::Present(found)) if found.files.is_empty() => {}
-        _ => return Vec::new(),
+    if !picture.is_embedded(CertName::KubeletConf) {
+        return Vec::new();
     }
     let path = picture.here(KUBELET_CONF.as_ref());
     let evidence = format!(
@@ -158,7 +150,7 @@ pub(super) fn serving_unused(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn other_node(picture: &Picture) -> Vec<CheckNote> {
     let names = |name: CertName| -> Vec<String> {
-        let chain = picture.leaf(name).and_then(|leaf| leaf.chain.present());
+        let chain = picture.chain(name);
         let subjects = chain
             .iter()
             .flat_map(|chain| chain.leaf().subject().values("CN"));
@@ -200,8 +192,7 @@ pub(super) fn other_node(picture: &Picture) -> Vec<CheckNote> {
             .collect();
     }
     // kubeadm adds the node's name as a DNS name; the subject may differ because of `commonNames`.
-    let etcd = picture.leaf(CertName::EtcdServer);
-    let etcd = etcd.and_then(|leaf| leaf.chain.present());
+    let etcd = picture.chain(CertName::EtcdServer);
     let Some(names) = etcd.map(|chain| chain.leaf().dns_names()) else {
         return Vec::new();
     };

@@ -349,7 +349,8 @@ pub(super) fn unverified(picture: &Picture) -> Vec<CheckNote> {
 pub(super) fn not_under_first(picture: &Picture) -> Vec<CheckNote> {
     let mut notes = Vec::new();
     for (name, leaf) in &picture.leaves {
-        let (Some(chain), Some(bundle)) = (leaf.chain.present(), picture.bundle(name.authority()))
+        let (Some(chain), Some(bundle)) =
+            (leaf.found.chain.present(), picture.bundle(name.authority()))
         else {
             continue;
         };
@@ -535,7 +536,7 @@ pub(super) fn modes(picture: &Picture) -> Vec<CheckNote> {
 
 /// Returns the organizations in a certificate's subject.
 pub(super) fn organizations(picture: &Picture, name: CertName) -> Option<Vec<String>> {
-    let chain = picture.leaf(name)?.chain.present()?;
+    let chain = picture.chain(name)?;
     let subject = chain.leaf().subject();
     Some(subject.values("O").map(str::to_owned).collect())
 }

@@ -9,7 +9,7 @@ use super::DiagnosisInputs;
 use super::cluster::Answers;
 use super::desired::Configuration;
 use super::finding::CheckNote;
-use super::reader::{FoundAuthority, FoundLeaf, Kubelet, Reader, SignerFiles};
+use super::reader::{FoundAuthority, Kubelet, Reader, SignerFiles};
 use super::trees::{MAX_SEARCH_DEPTH, Trees};
 use crate::agent::load::{self, NameSource};
 use crate::agent::{Examination, ExaminationVerdict};
@@ -17,14 +17,14 @@ use crate::kube::components::ReplacedFile;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{KUBERNETES_DIR, MANIFESTS_DIR};
-use crate::node::NodeState;
 use crate::node::static_pods::{mounted_files, other_static_pods};
 use crate::node::status::{self, NodeRole, NodeStatus, PendingStatus, RowFault, RowSubject};
+use crate::node::{NodeCert, NodeState};
 use crate::spec::Layout;
-use crate::spec::assess::Observed;
+use crate::spec::assess::{Observed, ObservedKubeconfig};
 use crate::spec::authority_rotation::{AuthorityRotation, RotationSubject};
 use crate::store::{Exposed, NodeRoot, STATE_DIR, UnfinishedWork};
-use crate::x509::{Certificate, PublicKey, TrustBundle};
+use crate::x509::{Certificate, Chain, PublicKey, TrustBundle};
 
 /// How to end requests that were exported.
 const IMPORT: &str =
@@ -43,7 +43,9 @@ pub(super) struct Picture {
     pub(super) status: NodeStatus,
     pub(super) configuration: Configuration,
     pub(super) authorities: BTreeMap<Authority, FoundAuthority>,
-    pub(super) leaves: BTreeMap<CertName, FoundLeaf>,
+    pub(super) leaves: BTreeMap<CertName, NodeCert>,
+    /// The files of `kubeconfig.credentials: file`, each pair with the reason why its component cannot read it.
+    pub(super) own_pairs: Vec<([PathBuf; 2], Option<String>)>,
     /// SHA-256 of the CA certificates that `authority activate` installed.
     pub(super) activated: BTreeMap<Authority, String>,
     /// CA changes of the whole cluster, as the daemon has last read them.
@@ -147,7 +149,7 @@ impl Picture {
             .collect();
         let role = described.role.map(NodeRole::from);
         let status = status::collect(&state, role, configuration.plan.as_ref(), now);
-        let own_copy = reader.kubeconfig(Path::new(OWN_COPY)).chain;
+        let own_copy = state.cert_in(OWN_COPY).found.chain;
         let [service_account, _] = state.layout().service_account();
         let changes = root.authority_changes().unwrap_or_default().into_iter();
         let activated = changes.filter(|(_, change)| change.activated.is_some());
@@ -162,8 +164,9 @@ impl Picture {
                 .filter(|name| {
                     *name != CertName::KubeletServing || status.certificate(*name).is_some()
                 })
-                .map(|name| (name, reader.leaf(name)))
+                .map(|name| (name, state.cert(name)))
                 .collect(),
+            own_pairs: reader.own_pairs(),
             status,
             service_account: reader.key(&service_account),
             trees: reader.trees(&authorities),
@@ -261,16 +264,13 @@ impl Picture {
 
     /// Returns whether a kubeconfig can be parsed, so its faults are in its content or in the files that it names.
     pub(super) fn has_kubeconfig(&self, name: CertName) -> bool {
-        let found = self.leaf(name).and_then(|leaf| leaf.kubeconfig.as_ref());
-        found.is_some_and(|found| found.present().is_some())
+        self.kubeconfig(name).is_some()
     }
 
     /// Returns whether a kubeconfig can be parsed and names no files for certificate and key.
     pub(super) fn is_embedded(&self, name: CertName) -> bool {
-        let found = self
-            .leaf(name)
-            .and_then(|leaf| leaf.kubeconfig.as_ref()?.present());
-        found.is_some_and(|found| found.files.is_empty())
+        self.kubeconfig(name)
+            .is_some_and(|kubeconfig| kubeconfig.pair.is_none())
     }
 
     /// Returns the path on this machine of a path of the node, for messages.
@@ -279,8 +279,17 @@ impl Picture {
         self.root.join(below).display().to_string()
     }
 
-    pub(super) fn leaf(&self, name: CertName) -> Option<&FoundLeaf> {
+    pub(super) fn leaf(&self, name: CertName) -> Option<&NodeCert> {
         self.leaves.get(&name)
+    }
+
+    /// Returns a certificate, if it can be parsed.
+    pub(super) fn chain(&self, name: CertName) -> Option<&Chain> {
+        self.leaf(name)?.found.chain.present()
+    }
+
+    fn kubeconfig(&self, name: CertName) -> Option<&ObservedKubeconfig> {
+        self.leaf(name)?.found.kubeconfig.as_ref()
     }
 
     pub(super) fn authority(&self, name: Authority) -> Option<&FoundAuthority> {

@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::kube::components::Component;
 use crate::kube::manifest::StaticPod;
-use crate::kube::names::{Authority, CertName};
+use crate::kube::names::Authority;
 use crate::kube::paths::{BOOTSTRAP_KUBELET_CONF, KUBELET_CONFIGURATION, MANIFESTS_DIR};
-use crate::node::{NodeFile, NodeState};
-use crate::spec::assess::{FoundKubeconfig, Observed};
-use crate::spec::{credentials, kubeconfig_path};
+use crate::node::{NodeCert, NodeFile, NodeState};
+use crate::spec::assess::Observed;
+use crate::spec::credentials;
 use crate::store::{ErrorClass, FileKind};
 use crate::x509::{Chain, KeyError, PublicKey, TrustBundle};
 use crate::yaml;
@@ -31,25 +30,6 @@ pub(super) enum AuthorityKey {
     Unknown,
     Unusable(String),
     Usable(PublicKey),
-}
-
-pub(super) struct FoundLeaf {
-    pub(super) chain: Observed<Chain>,
-    pub(super) key: Observed<PublicKey>,
-    /// The kubeconfig; `None` for a pair.
-    pub(super) kubeconfig: Option<Observed<KubeconfigPicture>>,
-}
-
-pub(super) struct KubeconfigPicture {
-    pub(super) server: Option<String>,
-    /// CA certificates, embedded or in the file that the kubeconfig names.
-    pub(super) authority: Observed<Chain>,
-    /// The files `client-certificate` and `client-key`.
-    pub(super) files: Vec<PathBuf>,
-    /// True if these are the files of `kubeconfig.credentials: file`.
-    pub(super) are_own: bool,
-    /// Why the component cannot read these files.
-    pub(super) obstacle: Option<String>,
 }
 
 /// The CA files of kube-controller-manager.
@@ -121,75 +101,19 @@ impl Reader<'_> {
         }
     }
 
-    pub(super) fn leaf(&self, name: CertName) -> FoundLeaf {
-        if name.is_kubeconfig() {
-            return self.kubeconfig(&kubeconfig_path(name));
-        }
-        let [certificate, key] = self.state.layout().pair(name);
-        FoundLeaf {
-            chain: self.chain(&certificate),
-            key: self.key(&key),
-            kubeconfig: None,
-        }
-    }
-
-    pub(super) fn kubeconfig(&self, path: &Path) -> FoundLeaf {
-        let unreadable = |why: String| {
-            no_kubeconfig(Observed::Unreadable(why.clone()), Observed::Unreadable(why))
-        };
-        let (chain, key, kubeconfig, files) = match self.state.kubeconfig(path) {
-            Err(error) => return unreadable(error.to_string()),
-            Ok(FoundKubeconfig::Unusable(error)) => return unreadable(error.to_string()),
-            Ok(FoundKubeconfig::Embedded(found)) => match (found.kubeconfig, found.chain) {
-                (None, Observed::Empty) => return no_kubeconfig(Observed::Empty, Observed::Empty),
-                (None, _) => return no_kubeconfig(Observed::Absent, Observed::Absent),
-                (Some(kubeconfig), chain) => {
-                    let key = found.key.map(|key| key.public_key().clone());
-                    (chain, key, kubeconfig, Vec::new())
-                }
-            },
-            Ok(FoundKubeconfig::ByFile {
-                certificate,
-                key,
-                kubeconfig,
-            }) => (
-                certificate.chain(),
-                public_half(&key),
-                kubeconfig,
-                vec![certificate.path().to_owned(), key.path().to_owned()],
-            ),
-        };
-        let authority = match (&kubeconfig.authority, &kubeconfig.authority_file) {
-            (None, Some(file)) => self.chain(file),
-            (data, _) => Observed::read(data.as_deref(), Chain::from_pem),
-        };
-        let own = self.reader_of_own(&files);
-        let obstacle = own.and_then(|(component, directory)| {
-            let manifest = self.state.component_manifest(component);
-            credentials::obstacle(manifest.present()?, component, directory)
-        });
-        FoundLeaf {
-            chain,
-            key,
-            kubeconfig: Some(Observed::Present(KubeconfigPicture {
-                server: kubeconfig.server,
-                authority,
-                are_own: own.is_some(),
-                obstacle,
-                files,
-            })),
-        }
-    }
-
-    /// Returns the component that reads these files of `kubeconfig.credentials: file`, and their directory.
-    fn reader_of_own<'a>(&self, files: &'a [PathBuf]) -> Option<(Component, &'a Path)> {
-        let layout = self.state.layout();
-        let mut known = credentials::BY_FILE.into_iter();
-        let (_, component) = known.find(|(name, _)| {
-            let pair = layout.client_pair(*name);
-            pair.is_some_and(|pair| pair == files)
-        })?;
-        Some((component, files.first()?.parent()?))
+    /// Returns the files of `kubeconfig.credentials: file`, each pair with the reason why its component cannot read it.
+    pub(super) fn own_pairs(&self) -> Vec<([PathBuf; 2], Option<String>)> {
+        let known = credentials::BY_FILE.into_iter();
+        known
+            .filter_map(|(name, component)| {
+                let pair = self.state.layout().client_pair(name)?;
+                let manifest = self.state.component_manifest(component);
+                let mounted = manifest.present().zip(pair[0].parent());
+                let obstacle = mounted
+                    .and_then(|(pod, directory)| credentials::obstacle(pod, component, directory));
+                Some((pair, obstacle))
+            })
+            .collect()
     }
 
     pub(super) fn manifest(&self, name: &str) -> Observed<StaticPod> {
@@ -232,12 +156,14 @@ impl Reader<'_> {
     }
 }
 
-fn no_kubeconfig(chain: Observed<Chain>, kubeconfig: Observed<KubeconfigPicture>) -> FoundLeaf {
-    FoundLeaf {
-        chain,
-        key: Observed::Absent,
-        kubeconfig: Some(kubeconfig),
+/// Returns the CA certificates of a kubeconfig, embedded or in the file that it names.
+pub(super) fn authority_of(leaf: &NodeCert) -> Observed<Chain> {
+    if let Some(file) = &leaf.authority_file {
+        return file.chain();
     }
+    let kubeconfig = leaf.found.kubeconfig.as_ref();
+    let data = kubeconfig.and_then(|kubeconfig| kubeconfig.authority.as_deref());
+    Observed::read(data, Chain::from_pem)
 }
 
 pub(super) fn public_half(file: &NodeFile) -> Observed<PublicKey> {

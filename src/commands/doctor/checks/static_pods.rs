@@ -215,10 +215,7 @@ pub(super) fn address(picture: &Picture) -> Vec<CheckNote> {
     };
     let mut notes = Vec::new();
     let address: IpAddr = endpoint.ip();
-    let chain = picture
-        .leaf(CertName::Apiserver)
-        .and_then(|leaf| leaf.chain.present());
-    if let Some(chain) = chain
+    if let Some(chain) = picture.chain(CertName::Apiserver)
         && !chain.leaf().ip_addresses().contains(&address)
     {
         let names: Vec<String> = chain

@@ -66,7 +66,7 @@ fn chain(authority: &CertificateAuthority, organization: Option<&str>) -> Chain 
 fn with_organization(name: CertName, organization: Option<&str>) -> Picture {
     let mut picture = blank();
     let chain = chain(&authority(), organization);
-    picture.leaves.get_mut(&name).unwrap().chain = Observed::Present(chain);
+    picture.leaves.get_mut(&name).unwrap().found.chain = Observed::Present(chain);
     picture
 }
 
@@ -433,7 +433,7 @@ fn names_command_for_ca_change_before_order_of_bundle() {
     let bundle = format!("{}{}", new.bundle().to_pem(), old.bundle().to_pem());
     let mut picture = blank();
     let leaf = picture.leaves.get_mut(&CertName::FrontProxyClient);
-    leaf.unwrap().chain = Observed::Present(chain(&old, None));
+    leaf.unwrap().found.chain = Observed::Present(chain(&old, None));
     let found = picture.authorities.get_mut(&Authority::FrontProxyCa);
     let bundle = TrustBundle::from_pem(bundle.as_bytes()).unwrap();
     found.unwrap().bundle = Observed::Present(bundle);

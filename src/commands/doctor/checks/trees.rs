@@ -81,7 +81,7 @@ impl Reader<'_> {
                     let chain = self.chain(&path);
                     let held = match chain {
                         Observed::Present(_) => chain,
-                        _ => self.kubeconfig(&path).chain,
+                        _ => self.state.cert_in(&path).found.chain,
                     };
                     let leaf = held.present().map(|chain| chain.leaf().clone());
                     copies.extend(leaf.map(|leaf| (path, leaf)));
