@@ -116,7 +116,7 @@ pub fn survey(
     if let Some(spec) = &plan.service_account {
         survey.read_service_account(state, spec, provided)?;
     }
-    survey.read_unmanaged_keys(state, plan, now);
+    survey.read_unmanaged_keys(state, plan);
     survey.read_provided_files(state, provided)?;
     if let Some(external) = &plan.external_etcd {
         survey.check_external_etcd(state, external, provided, now)?;

@@ -8,6 +8,7 @@ use super::{NodeFile, NodeState};
 use crate::kube::kubeconfig::KubeconfigError;
 use crate::kube::names::CertName;
 use crate::spec::assess::{FoundKubeconfig, Observed, ObservedCert, ObservedKubeconfig};
+use crate::store::StoreError;
 
 /// A certificate and its key as found, and the files with them.
 pub struct NodeCert {
@@ -32,6 +33,22 @@ impl NodeCert {
         let mut files: Vec<&NodeFile> = files.map(|file| &**file).collect();
         files.dedup_by_key(|file| file.path());
         files
+    }
+
+    /// Returns the certificate, once it is known that its files can be read or do not exist. Those that a kubeconfig names
+    /// may be behind a link of the kubelet; see [`NodeFile::bytes_behind_link`].
+    ///
+    /// # Errors
+    /// As of [`NodeFile::bytes`].
+    pub fn readable(mut self) -> Result<NodeCert, StoreError> {
+        if self.found.named_pair().is_some() {
+            self.found.key = self.key.behind_link(NodeFile::key)?;
+            self.found.chain = self.certificate.behind_link(NodeFile::chain)?;
+        } else {
+            self.certificate.readable()?;
+            self.key.readable()?;
+        }
+        Ok(self)
     }
 }
 

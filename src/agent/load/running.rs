@@ -15,7 +15,7 @@ use crate::kube::names::NODE_USER_PREFIX;
 use crate::kube::paths::{ETCD_MANIFEST, KUBELET_CONFIGURATION, MANIFESTS_DIR};
 use crate::node::role::role_of;
 use crate::node::{self, NodeState};
-use crate::spec::assess::{FoundKubeconfig, Observed, ObservedKubeconfig};
+use crate::spec::assess::Observed;
 use crate::spec::kubeconfig_path;
 use crate::store::NodeRoot;
 
@@ -55,8 +55,8 @@ impl RunningNode {
         let apiserver = manifest("kube-apiserver.yaml");
         let etcd = manifest("etcd.yaml");
         let has_manifest = state.has_apiserver_manifest();
-        let kubelet = usable(state, CertName::KubeletConf);
-        let controller_manager = usable(state, CertName::ControllerManagerConf);
+        let kubelet = state.cert(CertName::KubeletConf).found.kubeconfig;
+        let controller_manager = state.cert(CertName::ControllerManagerConf).found.kubeconfig;
         let role = role_of(state, &[], described.map(node::role::NodeRole::from));
         let is_member = role == node::role::NodeRole::Etcd && state.exists(ETCD_MANIFEST);
         if !has_manifest && kubelet.is_none() && controller_manager.is_none() && !is_member {
@@ -228,26 +228,10 @@ fn unparsable_manifest(state: &NodeState, name: &str, why: &str) -> String {
     format!("{} cannot be parsed: {why}", path.display())
 }
 
-/// Returns a usable kubeconfig, with credentials embedded or in files.
-fn usable(state: &NodeState, name: CertName) -> Option<ObservedKubeconfig> {
-    match state.kubeconfig(kubeconfig_path(name)).ok()? {
-        FoundKubeconfig::Embedded(found) => found.kubeconfig,
-        FoundKubeconfig::ByFile { kubeconfig, .. } => Some(kubeconfig),
-        FoundKubeconfig::Unusable(_) => None,
-    }
-}
-
 /// Returns the node's name in kubelet.conf. kubeadm's `getNodeNameFromKubeletConfig`: the common name of the client
 /// certificate, embedded or in a file.
 pub(super) fn kubelet_name(state: &NodeState) -> Option<String> {
-    let chain = match state
-        .kubeconfig(kubeconfig_path(CertName::KubeletConf))
-        .ok()?
-    {
-        FoundKubeconfig::Embedded(found) => found.chain,
-        FoundKubeconfig::ByFile { certificate, .. } => certificate.chain(),
-        FoundKubeconfig::Unusable(_) => return None,
-    };
+    let chain = state.cert(CertName::KubeletConf).found.chain;
     let leaf = chain.present()?.leaf();
     let name = leaf.subject().values("CN").next()?;
     name.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)

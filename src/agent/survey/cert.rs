@@ -6,14 +6,13 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::Survey;
-use crate::kube::names::NodePath;
-use crate::node::{KubeletStoreState, NodeFile, NodeState};
+use crate::node::{KubeletStoreState, NodeCert, NodeState};
 use crate::signer::CurrentCertificate;
 use crate::spec::assess::{
-    self, Action, Age, CertDecision, CertNote, CertRefusal, FoundKubeconfig, KubeletConfForm,
-    KubeletLink, KubeletStoreContent, Observed, ObservedCert,
+    self, Action, Age, CertDecision, CertNote, CertRefusal, KubeletConfForm, KubeletLink,
+    KubeletStoreContent, ObservedCert,
 };
-use crate::spec::{self, CertFiles, CertSpec, ClientPairSpec};
+use crate::spec::{CertFiles, CertSpec, ClientPairSpec};
 use crate::store::{self, IssuedRecord};
 use crate::text::hex;
 use crate::x509::{TrustBundle, is_for_names};
@@ -95,14 +94,7 @@ impl Survey {
         issued: Option<&IssuedRecord>,
         now: OffsetDateTime,
     ) -> Result<(), store::StoreError> {
-        let (mut found, unrepairable) = match &spec.output {
-            CertFiles::Pair {
-                certificate, key, ..
-            } => (read_pair(state, certificate, key)?, None),
-            CertFiles::Kubeconfig {
-                path, store, pair, ..
-            } => read_kubeconfig(state, path, store.as_ref(), pair.as_ref(), now)?,
-        };
+        let (mut found, unrepairable) = read(state, &spec.output, now)?;
         let chain = found.chain.present();
         let installed = chain
             .zip(issued)
@@ -128,79 +120,41 @@ impl Survey {
     }
 }
 
-fn read_pair(
+/// Returns the certificate in its files, and why they cannot be changed without losing data.
+fn read(
     state: &NodeState,
-    certificate: &NodePath,
-    key: &NodePath,
-) -> Result<ObservedCert, store::StoreError> {
-    let key = state.file(key);
-    let chain = state.file(certificate).readable()?.chain();
-    Ok(ObservedCert {
-        key_form_is_ours: key.bytes()?.is_none_or(assess::is_our_form),
-        exposed: key.mode_if_exposed(),
-        ..ObservedCert::new(chain, key.key())
-    })
-}
-
-/// Returns the certificate in a kubeconfig, or that of the files that it names, and why it cannot be changed without losing
-/// data.
-pub(super) fn read_kubeconfig(
-    state: &NodeState,
-    path: &NodePath,
-    store: Option<&spec::KubeletStoreSpec>,
-    pair: Option<&ClientPairSpec>,
+    output: &CertFiles,
     now: OffsetDateTime,
 ) -> Result<(ObservedCert, Option<CertRefusal>), store::StoreError> {
-    let (found, form) = match state.kubeconfig(path)? {
-        FoundKubeconfig::Embedded(found) => {
-            let form = match found.kubeconfig {
-                Some(_) => KubeletConfForm::Embedded,
-                None => KubeletConfForm::Nothing,
-            };
-            let exposed = state.file(path).mode_if_exposed();
-            (ObservedCert { exposed, ..*found }, form)
-        }
-        FoundKubeconfig::ByFile {
-            certificate,
-            key,
-            kubeconfig,
-        } => {
-            // Files of the kubelet and of other tools have a form of their choice.
-            let is_ours = pair.is_some_and(|pair| pair.is(certificate.path(), key.path()));
-            let key_bytes = key.bytes_behind_link()?;
-            let found = ObservedCert {
-                key_form_is_ours: !is_ours || key_bytes.is_none_or(assess::is_our_form),
-                exposed: key.mode_if_exposed().filter(|_| is_ours),
-                kubeconfig: Some(kubeconfig),
-                ..ObservedCert::new(
-                    certificate.behind_link(NodeFile::chain)?,
-                    key.behind_link(NodeFile::key)?,
-                )
-            };
-            let certificate = certificate.path().into();
-            let key = key.path().into();
-            (found, KubeletConfForm::ByFile { certificate, key })
-        }
-        FoundKubeconfig::Unusable(error) => {
-            let unreadable = error.to_string();
-            let found = ObservedCert::new(
-                Observed::Unreadable(unreadable.clone()),
-                Observed::Unreadable(unreadable),
-            );
-            let reason = CertRefusal::Unrepairable {
-                path: path.clone(),
-                error,
-            };
-            return Ok((found, Some(reason)));
-        }
+    let (path, store, pair) = match output {
+        CertFiles::Pair {
+            certificate, key, ..
+        } => return Ok((state.pair(certificate, key).readable()?.found, None)),
+        CertFiles::Kubeconfig {
+            path, store, pair, ..
+        } => (path, store, pair),
     };
-    let found = match store {
-        Some(store) => {
-            let on_disk = read_store(state, &assess::store_dir(&form, store))?;
-            assess::certificate_used_by_kubelet(found, &form, store, on_disk, now)
-        }
-        None => found,
-    };
+    let NodeCert {
+        mut found,
+        certificate,
+        key,
+        unrepairable,
+        ..
+    } = state.cert_in(path).readable()?;
+    if let Some(error) = unrepairable {
+        let path = path.clone();
+        return Ok((found, Some(CertRefusal::Unrepairable { path, error })));
+    }
+    let is = |pair: &ClientPairSpec| pair.is(certificate.path(), key.path());
+    if pair.as_ref().is_some_and(is) {
+        found.key_form_is_ours = key.has_our_key_form();
+        found.exposed = key.mode_if_exposed();
+    }
+    if let Some(store) = store {
+        let form = KubeletConfForm::of(&found);
+        let on_disk = read_store(state, &assess::store_dir(&form, store))?;
+        found = assess::certificate_used_by_kubelet(found, &form, store, on_disk, now);
+    }
     Ok((found, None))
 }
 

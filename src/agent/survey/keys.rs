@@ -7,9 +7,8 @@
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::cert::read_kubeconfig;
 use super::{Survey, SurveyedBundle, SurveyedCert};
-use crate::kube::names::{Authority, CertName, NodePath};
+use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{ETCD_CLIENTS_FILE, KUBELET_CONF, KUBELET_SERVING_LINK};
 use crate::node::NodeState;
 use crate::spec::assess::Observed;
@@ -167,17 +166,12 @@ impl Survey {
     }
 
     /// Reads the keys to which the policy applies and which are not in the plan.
-    pub(super) fn read_unmanaged_keys(
-        &mut self,
-        state: &NodeState,
-        plan: &NodeSpec,
-        now: OffsetDateTime,
-    ) {
+    pub(super) fn read_unmanaged_keys(&mut self, state: &NodeState, plan: &NodeSpec) {
         let external = plan.external_etcd.iter();
         let kubelet = OF_KUBELETS
             .into_iter()
             .filter(|name| plan.cert(*name).is_none())
-            .filter_map(|name| of_kubelet(state, name, now));
+            .filter_map(|name| of_kubelet(state, name));
         self.unmanaged_keys = external
             .flat_map(|external| of_external_etcd(state, external))
             .chain(kubelet)
@@ -216,9 +210,9 @@ fn of_external_etcd(state: &NodeState, external: &ExternalEtcd) -> Vec<KeyUse> {
 }
 
 /// Returns the key of a certificate that the kubelet requested, or signed itself.
-fn of_kubelet(state: &NodeState, name: CertName, now: OffsetDateTime) -> Option<KeyUse> {
+fn of_kubelet(state: &NodeState, name: CertName) -> Option<KeyUse> {
     let found = match name {
-        CertName::KubeletConf => kubelet_client(state, now)?,
+        CertName::KubeletConf => kubelet_client(state)?,
         _ => {
             let layout = state.layout();
             let [own, _] = layout.pair(name);
@@ -235,13 +229,12 @@ fn of_kubelet(state: &NodeState, name: CertName, now: OffsetDateTime) -> Option<
 }
 
 /// Returns the certificate in kubelet.conf, or in the file that it names.
-fn kubelet_client(state: &NodeState, now: OffsetDateTime) -> Option<Observed<Chain>> {
-    let path = NodePath::from(KUBELET_CONF);
-    if !state.file(&path).exists() {
+fn kubelet_client(state: &NodeState) -> Option<Observed<Chain>> {
+    if !state.exists(KUBELET_CONF) {
         return None;
     }
-    Some(match read_kubeconfig(state, &path, None, None, now) {
-        Ok((found, _)) => found.chain,
+    Some(match state.cert_in(KUBELET_CONF).readable() {
+        Ok(cert) => cert.found.chain,
         Err(error) => Observed::Unreadable(error.to_string()),
     })
 }

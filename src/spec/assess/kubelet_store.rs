@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use zeroize::Zeroizing;
 
+use super::found::ObservedCert;
 use super::reason::CertReason;
 use crate::kube::names::NodePath;
 use crate::kube::paths::KUBELET_CURRENT_LINK;
@@ -26,6 +27,18 @@ pub enum KubeletConfForm {
 }
 
 impl KubeletConfForm {
+    /// Returns the form of a kubelet.conf.
+    pub fn of(found: &ObservedCert) -> KubeletConfForm {
+        match (&found.kubeconfig, found.named_pair()) {
+            (None, _) => KubeletConfForm::Nothing,
+            (Some(_), None) => KubeletConfForm::Embedded,
+            (Some(_), Some([certificate, key])) => KubeletConfForm::ByFile {
+                certificate: certificate.as_path().into(),
+                key: key.as_path().into(),
+            },
+        }
+    }
+
     /// Returns the directory of the kubelet's store, if kubelet.conf refers to its link.
     pub(super) fn store(&self) -> Option<NodePath> {
         match self {
