@@ -7,13 +7,13 @@ use crate::agent::{Failure, RunSetup, Survey};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CLIENT_CA_FILE, CertName, FRONT_PROXY_CA_FILE};
 use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
-use crate::node::NodeState;
-use crate::spec::assess::{FoundKubeconfig, Observed};
+use crate::node::{NodeCert, NodeState};
+use crate::spec::assess::Observed;
 use crate::spec::authority_rotation::RotationSubject;
 use crate::spec::{BundleSpec, kubeconfig_path};
 use crate::store::{self, NodeRoot, RestartState, Unsettled};
 use crate::text::rfc3339;
-use crate::x509::{Certificate, Chain, certificates_of};
+use crate::x509::{Certificate, certificates_of};
 
 /// Advice for a certificate that the kubelet requests itself.
 const KUBELET_CLIENT_ADVICE: &str = "the kubelet renews it automatically once its signer uses the new CA; to renew it immediately, remove the link kubelet-client-current.pem and give the kubelet a bootstrap kubeconfig, or issue kubelet.conf with nodepki bootstrap";
@@ -98,7 +98,7 @@ pub fn read(
                 .paths()
                 .last()
                 .map_or_else(String::new, |path| shown(path)),
-            chain: chain(&cert.found.chain),
+            chain: cert.found.chain.clone(),
             foreign: None,
         })
         .collect();
@@ -180,38 +180,32 @@ pub(super) fn unsettled(
     Ok((words, rolled_back))
 }
 
-fn chain(found: &Observed<Chain>) -> Result<Chain, String> {
-    match found {
-        Observed::Present(chain) => Ok(chain.clone()),
-        other => Err(other.trouble().unwrap_or_default()),
-    }
-}
-
 fn read_trusting(
     state: &NodeState,
     path: &Path,
     spec: &BundleSpec,
 ) -> Result<Option<TrustingFile>, store::StoreError> {
     let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
-    let kubeconfig = match state.kubeconfig(path)? {
-        FoundKubeconfig::Embedded(found) => match found.kubeconfig {
-            Some(kubeconfig) => Ok(kubeconfig),
-            // Absent or empty.
-            None => return Ok(None),
-        },
-        FoundKubeconfig::ByFile { kubeconfig, .. } => Ok(kubeconfig),
-        FoundKubeconfig::Unusable(error) => Err(error),
-    };
+    state.file(path).readable()?;
+    let NodeCert {
+        found,
+        authority_file,
+        unrepairable,
+        ..
+    } = state.cert_in(path);
     let mut elsewhere = None;
-    let certificates = match &kubeconfig {
-        Err(error) => Err(format!("{error}; repair it, or move it away")),
-        Ok(kubeconfig) => match (&kubeconfig.authority, &kubeconfig.authority_file) {
-            (Some(data), _) => certificates(data),
+    let certificates = match (unrepairable, found.kubeconfig) {
+        (Some(error), _) => Err(format!("{error}; repair it, or move it away")),
+        // Absent or empty.
+        (None, None) => return Ok(None),
+        (None, Some(kubeconfig)) => match (kubeconfig.authority, authority_file) {
+            (Some(data), _) => certificates(&data),
             (None, Some(file)) => {
-                elsewhere = (!is_written(state, spec, file)).then(|| shown(file));
-                match state.file(file).bytes()? {
+                let shown = shown(file.path());
+                elsewhere = (!is_written(state, spec, file.path())).then(|| shown.clone());
+                match file.bytes()? {
                     Some(bytes) => certificates(bytes),
-                    None => Err(format!("it takes its CA from {}, which is absent", shown(file))),
+                    None => Err(format!("it takes its CA from {shown}, which is absent")),
                 }
             }
             (None, None) => Err(
@@ -337,16 +331,16 @@ fn read_kubelet(
 ) -> Result<Vec<SignedLeaf>, store::StoreError> {
     let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
     let mut leaves = Vec::new();
-    if survey.cert(CertName::KubeletConf).is_none()
-        && let FoundKubeconfig::ByFile { certificate, .. } =
-            state.kubeconfig(kubeconfig_path(CertName::KubeletConf))?
-    {
-        leaves.push(SignedLeaf {
+    if survey.cert(CertName::KubeletConf).is_none() {
+        let cert = state.cert(CertName::KubeletConf);
+        cert.certificate.readable()?;
+        let named = cert.found.named_pair();
+        leaves.extend(named.map(|[certificate, _]| SignedLeaf {
             name: CertName::KubeletConf.to_string(),
-            file: shown(certificate.path()),
-            chain: chain(&certificate.readable()?.chain()),
+            file: shown(certificate),
+            chain: cert.found.chain.clone(),
             foreign: Some(KUBELET_CLIENT_ADVICE),
-        });
+        }));
     }
     let [serving, _] = state.layout().pair(CertName::KubeletServing);
     if survey.cert(CertName::KubeletServing).is_none()
@@ -358,7 +352,7 @@ fn read_kubelet(
             leaves.push(SignedLeaf {
                 name: "the kubelet's serving certificate".to_owned(),
                 file: shown(&serving),
-                chain: Ok(chain),
+                chain: Observed::Present(chain),
                 foreign: Some(FOREIGN_CERTIFICATE_ADVICE),
             });
         }

@@ -12,6 +12,7 @@ use time::OffsetDateTime;
 
 use crate::kube::components::Component;
 use crate::kube::names::{Authority, NodePath};
+use crate::spec::assess::Observed;
 use crate::store::AuthorityChange;
 use crate::text::hex;
 use crate::x509::{CertDifference, Certificate, Chain, TrustBundle, path_differences};
@@ -77,8 +78,8 @@ pub struct SignedLeaf {
     pub name: String,
     /// Path of the file.
     pub file: String,
-    /// The certificate chain, or why it is unreadable.
-    pub chain: Result<Chain, String>,
+    /// The certificate chain.
+    pub chain: Observed<Chain>,
     /// For a certificate that nodepki does not issue: how it is replaced.
     pub foreign: Option<&'static str>,
 }
@@ -645,7 +646,7 @@ impl SignedLeaf {
         authorities: impl IntoIterator<Item = &'a Certificate>,
         now: OffsetDateTime,
     ) -> Vec<&'a Certificate> {
-        let Ok(chain) = &self.chain else {
+        let Some(chain) = self.chain.present() else {
             return Vec::new();
         };
         authorities
@@ -660,7 +661,7 @@ impl SignedLeaf {
         authority: Authority,
         now: OffsetDateTime,
     ) -> Option<String> {
-        if let Err(why) = &self.chain {
+        if let Some(why) = self.chain.trouble() {
             return Some(format!("{} ({}): {why}", self.name, self.file));
         }
         self.under([new], now).is_empty().then(|| match self.foreign {

@@ -508,7 +508,7 @@ impl<'a> ChangeStep<'a> {
             .evidence
             .leaves
             .iter()
-            .filter_map(|leaf| leaf.chain.as_ref().ok())
+            .filter_map(|leaf| leaf.chain.present())
             .collect();
         let is_trusted = |list: &RevocationList| {
             AuthorityCrls::verified(vec![list.clone()], &trust, &chains).is_ok()

@@ -60,7 +60,7 @@ pub(in crate::agent::authority) fn evidence(
         leaves: vec![SignedLeaf {
             name: "apiserver".to_owned(),
             file: "apiserver.crt".to_owned(),
-            chain: Ok(leaf(issuer)),
+            chain: Observed::Present(leaf(issuer)),
             foreign: None,
         }],
         bundle,
@@ -166,10 +166,10 @@ fn judges_every_phase_of_a_change_and_its_undo() {
     assert_eq!(node.undone().unwrap().bundle, std::slice::from_ref(&was));
     assert_eq!(node.unactivated(NOW).len(), 2);
     assert_eq!(node.stranded(&comes, NOW), None);
-    node.leaves[0].chain = Ok(leaf(&new));
+    node.leaves[0].chain = Observed::Present(leaf(&new));
     let why = node.stranded(&comes, NOW).unwrap();
     assert!(why.contains("only: apiserver (continue with"), "{why}");
-    node.leaves[0].chain = Ok(leaf(&old));
+    node.leaves[0].chain = Observed::Present(leaf(&old));
 
     let activated = node.activated(NOW).unwrap();
     assert_eq!(activated.bundle, [comes.clone(), was.clone()]);
@@ -179,7 +179,7 @@ fn judges_every_phase_of_a_change_and_its_undo() {
     let missing = node.unactivated(NOW);
     assert!(missing[0].starts_with("apiserver (apiserver.crt) is not under the new CA yet"));
     assert_eq!(missing.len(), 1);
-    node.leaves[0].chain = Ok(leaf(&new));
+    node.leaves[0].chain = Observed::Present(leaf(&new));
     assert_eq!(node.unactivated(NOW), Vec::<String>::new());
     node.restarts = vec!["etcd is to be restarted".to_owned()];
     assert_eq!(node.unactivated(NOW), ["etcd is to be restarted"]);
