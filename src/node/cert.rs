@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::{NodeFile, NodeState};
 use crate::kube::kubeconfig::KubeconfigError;
 use crate::kube::names::CertName;
-use crate::spec::assess::{FoundKubeconfig, Observed, ObservedCert, ObservedKubeconfig};
+use crate::spec::assess::{Observed, ObservedCert, ObservedKubeconfig};
 use crate::store::StoreError;
 
 /// A certificate and its key as found, and the files with them.
@@ -88,17 +88,8 @@ impl NodeState {
             ObservedCert::new(Observed::Unreadable(why.clone()), Observed::Unreadable(why))
         };
         let (found, unrepairable) = match file.kubeconfig() {
-            Ok(FoundKubeconfig::Embedded(found)) => (ObservedCert::clone(found), None),
-            Ok(FoundKubeconfig::ByFile { kubeconfig, .. }) => {
-                let found = ObservedCert {
-                    kubeconfig: Some(kubeconfig.clone()),
-                    ..ObservedCert::new(Observed::Absent, Observed::Absent)
-                };
-                (found, None)
-            }
-            Ok(FoundKubeconfig::Unusable(error)) => {
-                (unreadable(error.to_string()), Some(error.clone()))
-            }
+            Ok(Ok(found)) => (found.clone(), None),
+            Ok(Err(error)) => (unreadable(error.to_string()), Some(error.clone())),
             Err(error) => (unreadable(error.to_string()), None),
         };
         let mut cert = NodeCert {
@@ -127,7 +118,7 @@ impl NodeState {
     }
 
     /// Reads the files that a kubeconfig names besides certificate and key.
-    pub(super) fn require_files(&self, kubeconfig: &mut ObservedKubeconfig) {
+    fn require_files(&self, kubeconfig: &mut ObservedKubeconfig) {
         for path in kubeconfig.required_files().into_iter().flatten() {
             let is_token = kubeconfig.token_file.as_deref() == Some(path.as_path());
             let is_usable = match self.file(&path).bytes() {

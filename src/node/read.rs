@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use crate::kube::components::Component;
+use crate::kube::kubeconfig::KubeconfigError;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::{CertName, NodePath};
 use crate::kube::paths::{
     APISERVER_MANIFEST, ETCD_MEMBER, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR, cleaned,
 };
-use crate::spec::assess::{FoundKubeconfig, Observed, is_our_form, read_kubeconfig};
+use crate::spec::assess::{Observed, ObservedCert, is_our_form, read_kubeconfig};
 use crate::spec::{Layout, kubeconfig_path};
 use crate::store::{self, FileContent, FileKind, Metadata, NodeRoot, PathObstacle};
 use crate::x509::{Chain, PrivateKey};
@@ -38,7 +39,7 @@ pub struct NodeFile {
     entry: OnceCell<Result<Option<Metadata>, store::StoreError>>,
     chain: OnceCell<Observed<Chain>>,
     key: OnceCell<Observed<PrivateKey>>,
-    kubeconfig: OnceCell<FoundKubeconfig>,
+    kubeconfig: OnceCell<Result<ObservedCert, KubeconfigError>>,
 }
 
 /// The kubelet's own client certificate.
@@ -117,37 +118,6 @@ impl NodeState {
     /// Returns whether something exists at a path of the node, even if it cannot be examined.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.file(path).exists()
-    }
-
-    /// Returns a kubeconfig and the files that it names.
-    ///
-    /// # Errors
-    /// The kubeconfig cannot be read. Files that it names are read later.
-    pub fn kubeconfig(
-        &self,
-        path: impl AsRef<Path>,
-    ) -> Result<FoundKubeconfig<Rc<NodeFile>>, store::StoreError> {
-        Ok(match self.file(path).kubeconfig()?.clone() {
-            FoundKubeconfig::Embedded(mut found) => {
-                if let Some(kubeconfig) = &mut found.kubeconfig {
-                    self.require_files(kubeconfig);
-                }
-                FoundKubeconfig::Embedded(found)
-            }
-            FoundKubeconfig::ByFile {
-                certificate,
-                key,
-                mut kubeconfig,
-            } => {
-                self.require_files(&mut kubeconfig);
-                FoundKubeconfig::ByFile {
-                    certificate: self.file(certificate),
-                    key: self.file(key),
-                    kubeconfig,
-                }
-            }
-            FoundKubeconfig::Unusable(error) => FoundKubeconfig::Unusable(error),
-        })
     }
 
     /// Returns the kubelet's own client certificate in `dir`.
@@ -295,7 +265,9 @@ impl NodeFile {
     }
 
     /// Returns the kubeconfig, without the files that it names.
-    pub(super) fn kubeconfig(&self) -> Result<&FoundKubeconfig, store::StoreError> {
+    pub(super) fn kubeconfig(
+        &self,
+    ) -> Result<&Result<ObservedCert, KubeconfigError>, store::StoreError> {
         let bytes = self.bytes()?;
         let read = || read_kubeconfig(&self.path, bytes);
         Ok(self.kubeconfig.get_or_init(read))

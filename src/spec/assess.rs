@@ -25,8 +25,7 @@ use crate::x509::{
 
 pub use decision::{CertCase, CertDecision, DecisionMode, decide};
 pub use found::{
-    FoundKubeconfig, Observed, ObservedCert, ObservedFault, ObservedKubeconfig, is_our_form,
-    read_kubeconfig,
+    Observed, ObservedCert, ObservedFault, ObservedKubeconfig, is_our_form, read_kubeconfig,
 };
 pub use kubelet::{certificate_used_by_kubelet, rotation_after_kubelet};
 pub use kubelet_store::{

@@ -24,7 +24,7 @@ use crate::kube::components::Component;
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::spec::CertFiles;
-use crate::spec::assess::{FoundKubeconfig, read_kubeconfig};
+use crate::spec::assess::read_kubeconfig;
 use crate::store::{FormerContents, NodeRoot};
 use crate::text::rfc3339;
 use crate::x509::{Certificate, Chain, PrivateKey};
@@ -297,15 +297,15 @@ impl Probe<'_> {
         former: &FormerContents,
         previous: &[FormerContents],
     ) -> Option<Chain> {
-        match read_kubeconfig(&former.path, Some(&former.contents)) {
-            FoundKubeconfig::Embedded(found) => found.chain.present().cloned(),
-            FoundKubeconfig::ByFile { certificate, .. } => {
-                match former_of(&certificate, previous) {
-                    Some(former) => chain_of(&former.contents),
-                    None => chain_of(&self.root.read(&certificate).ok()??.bytes),
-                }
-            }
-            FoundKubeconfig::Unusable(_) => chain_of(&former.contents),
+        let Ok(found) = read_kubeconfig(&former.path, Some(&former.contents)) else {
+            return chain_of(&former.contents);
+        };
+        let Some([certificate, _]) = found.named_pair() else {
+            return found.chain.present().cloned();
+        };
+        match former_of(certificate, previous) {
+            Some(former) => chain_of(&former.contents),
+            None => chain_of(&self.root.read(certificate).ok()??.bytes),
         }
     }
 
@@ -355,9 +355,9 @@ impl Probe<'_> {
         }
         let kubeconfig: &Path = match read_kubeconfig(&former.path, Some(&former.contents)) {
             // The kubelet's kubeconfig names its link.
-            FoundKubeconfig::Unusable(_) if former.target.is_some() => self.kubelet_conf()?,
-            FoundKubeconfig::Unusable(_) => return None,
-            _ => &former.path,
+            Err(_) if former.target.is_some() => self.kubelet_conf()?,
+            Err(_) => return None,
+            Ok(_) => &former.path,
         };
         let api = self.former_api(kubeconfig, previous).ok()?;
         let why = refused(&api).await?;

@@ -19,7 +19,7 @@ use crate::config::reload::On;
 use crate::kube::components::Component;
 use crate::kube::names::CertName;
 use crate::process::failpoint;
-use crate::spec::assess::{FoundKubeconfig, read_kubeconfig};
+use crate::spec::assess::read_kubeconfig;
 use crate::spec::{CertFiles, kubeconfig_path};
 use crate::store::{AuditRecord, Commit, Mode, Restart, RestartState};
 use crate::text::rfc3339;
@@ -571,12 +571,9 @@ impl Run<'_> {
             return Ok(());
         };
         let conf = kubeconfig_path(name);
-        let names_pair = |text: &[u8]| match read_kubeconfig(&conf, Some(text)) {
-            FoundKubeconfig::ByFile {
-                certificate, key, ..
-            } => Some([certificate, key] == pair),
-            FoundKubeconfig::Embedded(_) => Some(false),
-            FoundKubeconfig::Unusable(_) => None,
+        let names_pair = |text: &[u8]| {
+            let found = read_kubeconfig(&conf, Some(text)).ok()?;
+            Some(found.named_pair() == Some(&pair))
         };
         if names_pair(named_by) != Some(true) || names_pair(kept) != Some(false) {
             return Ok(());

@@ -212,41 +212,20 @@ impl ObservedKubeconfig {
     }
 }
 
-/// A kubeconfig as it was found. `File` stands for a file that it names.
-#[derive(Clone)]
-pub enum FoundKubeconfig<File = PathBuf> {
-    /// An absent or empty file, or one with the credentials in it.
-    Embedded(Box<ObservedCert>),
-    /// The current context names a file with the certificate and one with the key, perhaps the same.
-    ByFile {
-        /// `client-certificate`, absolute.
-        certificate: File,
-        /// `client-key`, absolute.
-        key: File,
-        /// The rest.
-        kubeconfig: ObservedKubeconfig,
-    },
-    /// The file exists and cannot be repaired; replacing it would lose its content.
-    Unusable(KubeconfigError),
-}
-
-/// Reads the kubeconfig at `path`. `None` results in an absent certificate, blank text in an empty one.
-pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> FoundKubeconfig {
-    let blank = |chain, key| FoundKubeconfig::Embedded(Box::new(ObservedCert::new(chain, key)));
-    let Some(text) = text else {
-        return blank(Observed::Absent, Observed::Absent);
+/// Reads the kubeconfig at `path`. `None` results in an absent certificate, blank text in an empty one. If the current
+/// context names files ([`ObservedCert::named_pair`]), certificate and key are absent; the caller reads the files.
+///
+/// # Errors
+/// The file exists and cannot be repaired; replacing it would lose its content.
+pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> Result<ObservedCert, KubeconfigError> {
+    let text = match text {
+        None => return Ok(ObservedCert::new(Observed::Absent, Observed::Absent)),
+        Some(text) if text.iter().all(u8::is_ascii_whitespace) => {
+            return Ok(ObservedCert::new(Observed::Empty, Observed::Empty));
+        }
+        Some(text) => utf_8(text).map_err(KubeconfigError::NotYaml)?,
     };
-    if text.iter().all(u8::is_ascii_whitespace) {
-        return blank(Observed::Empty, Observed::Empty);
-    }
-    let parsed = utf_8(text)
-        .map_err(KubeconfigError::NotYaml)
-        .and_then(Kubeconfig::parse)
-        .and_then(|document| document.current().map(|current| (document, current)));
-    let (document, current) = match parsed {
-        Ok(parsed) => parsed,
-        Err(error) => return FoundKubeconfig::Unusable(error),
-    };
+    let document = Kubeconfig::parse(text)?;
     let CurrentContext {
         server,
         authority,
@@ -258,35 +237,28 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> FoundKubeconfig {
         token,
         token_file,
         ..
-    } = current;
+    } = document.current()?;
     let absolute = |reference: String| resolve_path(path, &reference);
     let by_file = certificate.is_none();
     let pair = certificate_file.zip(key_file).filter(|_| by_file);
-    let kubeconfig = ObservedKubeconfig {
-        refusals: document.client_refusals(),
-        document,
-        server,
-        authority,
-        authority_file: authority_file.map(absolute),
-        token_file: token_file.filter(|_| token.is_none()).map(absolute),
-        by_file,
-        pair: pair.map(|(certificate, key)| Box::new([certificate, key].map(absolute))),
-    };
-    match kubeconfig.pair.as_deref().cloned() {
-        Some([certificate, key]) => FoundKubeconfig::ByFile {
-            certificate,
-            key,
-            kubeconfig,
-        },
-        None => FoundKubeconfig::Embedded(Box::new(ObservedCert {
-            key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
-            kubeconfig: Some(kubeconfig),
-            ..ObservedCert::new(
-                Observed::read(certificate.as_deref(), Chain::from_pem),
-                Observed::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
-            )
-        })),
-    }
+    let key = key.filter(|_| pair.is_none());
+    Ok(ObservedCert {
+        key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
+        kubeconfig: Some(ObservedKubeconfig {
+            refusals: document.client_refusals(),
+            document,
+            server,
+            authority,
+            authority_file: authority_file.map(absolute),
+            token_file: token_file.filter(|_| token.is_none()).map(absolute),
+            by_file,
+            pair: pair.map(|(certificate, key)| Box::new([certificate, key].map(absolute))),
+        }),
+        ..ObservedCert::new(
+            Observed::read(certificate.as_deref(), Chain::from_pem),
+            Observed::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
+        )
+    })
 }
 
 /// Returns the text of a kubeconfig, or why it is none.

@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use time::macros::datetime;
@@ -446,9 +446,7 @@ fn rewrites_kubeconfig_with_other_server_or_ca() {
         let text = Kubeconfig::new("kubernetes", "kubernetes-admin", &credentials).to_yaml();
         let text = edit(&text);
         let path = Path::new("/etc/kubernetes/admin.conf");
-        let FoundKubeconfig::Embedded(found) = read_kubeconfig(path, Some(text.as_bytes())) else {
-            panic!("it is complete");
-        };
+        let found = read_kubeconfig(path, Some(text.as_bytes())).unwrap();
         assess(&wanted, &found, Some(authority.bundle()), NOW)
     };
     let judge = |server: &str, trusted| judge_edited(server, trusted, str::to_owned);
@@ -523,11 +521,8 @@ fn rewrites_kubeconfig_with_credentials_in_other_place() {
         }
         let path = Path::new("/etc/kubernetes/scheduler.conf");
         let text = document.to_yaml();
-        found.kubeconfig = match read_kubeconfig(path, Some(text.as_bytes())) {
-            FoundKubeconfig::Embedded(found) => found.kubeconfig,
-            FoundKubeconfig::ByFile { kubeconfig, .. } => Some(kubeconfig),
-            FoundKubeconfig::Unusable(error) => panic!("{error}"),
-        };
+        let read = read_kubeconfig(path, Some(text.as_bytes())).unwrap();
+        found.kubeconfig = read.kubeconfig;
         assess(&wanted, &found, Some(authority.bundle()), NOW)
     };
     assert_eq!(notes(judge(true, Some(PAIR))), [""; 0]);
@@ -566,27 +561,19 @@ fn reads_kubeconfig_by_file_only_without_embedded_certificate() {
              users: [{{name: u, user: {{client-certificate: pki/c.pem, client-key: /k.pem{data}}}}}]\n"
         )
     };
-    match read_kubeconfig(path, Some(text("").as_bytes())) {
-        FoundKubeconfig::ByFile {
-            certificate,
-            key,
-            kubeconfig,
-        } => {
-            assert_eq!(certificate, Path::new("/etc/kubernetes/pki/c.pem"));
-            assert_eq!(key, Path::new("/k.pem"));
-            assert!(kubeconfig.by_file);
-            assert_eq!(kubeconfig.pair.as_deref(), Some(&[certificate, key]));
-        }
-        _ => panic!("it names files"),
+    let read = |data: &str| read_kubeconfig(path, Some(text(data).as_bytes())).unwrap();
+    for data in ["", ", client-key-data: Zm9v"] {
+        let found = read(data);
+        assert!(matches!(found.key, Observed::Absent), "{data}");
+        let named = found.named_pair().unwrap();
+        let expected = ["/etc/kubernetes/pki/c.pem", "/k.pem"];
+        assert_eq!(*named, expected.map(PathBuf::from), "{data}");
+        assert!(found.kubeconfig.unwrap().by_file);
     }
-    let embedded = text(", client-certificate-data: Zm9v, client-key-data: Zm9v");
-    match read_kubeconfig(path, Some(embedded.as_bytes())) {
-        FoundKubeconfig::Embedded(found) => {
-            assert!(matches!(found.chain, Observed::Unreadable(_)));
-            assert!(!found.kubeconfig.unwrap().by_file);
-        }
-        _ => panic!("it contains the certificate"),
-    }
+    let found = read(", client-certificate-data: Zm9v, client-key-data: Zm9v");
+    assert!(matches!(found.chain, Observed::Unreadable(_)));
+    assert_eq!(found.named_pair(), None);
+    assert!(!found.kubeconfig.unwrap().by_file);
 }
 
 #[test]
@@ -636,7 +623,7 @@ fn refuses_expired_authority() {
 fn distinguishes_unrepairable_from_empty_kubeconfig() {
     assert!(matches!(
         read_kubeconfig(Path::new("/etc/kubernetes/kubelet.conf"), Some(b"  \n")),
-        FoundKubeconfig::Embedded(found) if matches!(found.chain, Observed::Empty)
+        Ok(found) if matches!(found.chain, Observed::Empty)
     ));
     for broken in [
         &b"\xff\xfe"[..],
@@ -644,9 +631,7 @@ fn distinguishes_unrepairable_from_empty_kubeconfig() {
         b"current-context: gone\n",
         b"a: [\n",
     ] {
-        assert!(matches!(
-            read_kubeconfig(Path::new("/etc/kubernetes/kubelet.conf"), Some(broken)),
-            FoundKubeconfig::Unusable(_)
-        ));
+        let path = Path::new("/etc/kubernetes/kubelet.conf");
+        assert!(read_kubeconfig(path, Some(broken)).is_err());
     }
 }

@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::*;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::kube::names::NodePath;
-use crate::spec::assess::{FoundKubeconfig, joined, read_kubeconfig};
+use crate::spec::assess::{joined, read_kubeconfig};
 use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Subject};
 
 const NOW: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
@@ -63,13 +63,11 @@ fn conf(pair: Option<&(String, String)>) -> (ObservedCert, KubeletConfForm) {
         Some(_) => KubeletConfForm::Embedded,
         None => KubeletConfForm::Nothing,
     };
-    match read_kubeconfig(
+    let found = read_kubeconfig(
         Path::new("/etc/kubernetes/kubelet.conf"),
         text.as_deref().map(|text| text.as_bytes()),
-    ) {
-        FoundKubeconfig::Embedded(found) => (*found, form),
-        _ => panic!("not embedded"),
-    }
+    );
+    (found.unwrap(), form)
 }
 
 /// Returns what the reader returns for a kubelet.conf that names files with this content.
