@@ -11,4 +11,4 @@ pub mod status;
 pub mod summary;
 
 pub use cert::NodeCert;
-pub use read::{KubeletStoreState, NodeFile, NodeState, ServiceSign};
+pub use read::{NodeFile, NodeState, ServiceSign};

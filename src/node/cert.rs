@@ -1,13 +1,18 @@
-//! Reads a certificate and its key, from a pair of files or from a kubeconfig. `status`, `doctor`, the survey and a CA
-//! change judge the result.
+//! Reads a certificate and its key: from a pair of files, from a kubeconfig and the files that it names, or from the
+//! kubelet's store. `status`, `doctor`, the survey and a CA change judge the result.
 
 use std::path::Path;
 use std::rc::Rc;
 
+use zeroize::Zeroizing;
+
 use super::{NodeFile, NodeState};
 use crate::kube::kubeconfig::KubeconfigError;
 use crate::kube::names::CertName;
-use crate::spec::assess::{Observed, ObservedCert, ObservedKubeconfig};
+use crate::kube::paths::KUBELET_CURRENT_LINK;
+use crate::spec::assess::{
+    KubeletLink, KubeletStoreContent, Observed, ObservedCert, ObservedKubeconfig,
+};
 use crate::store::StoreError;
 
 /// A certificate and its key as found, and the files with them.
@@ -115,6 +120,26 @@ impl NodeState {
             cert.found.exposed = cert.key.mode_if_exposed();
         }
         cert
+    }
+
+    /// Returns the kubelet's store of client certificates in a directory.
+    ///
+    /// # Errors
+    /// The link cannot be examined, or its target cannot be read.
+    pub fn kubelet_store(&self, dir: &Path) -> Result<KubeletStoreContent, StoreError> {
+        let file = self.file(dir.join(KUBELET_CURRENT_LINK));
+        let (current, bytes) = match self.root().link(file.path())? {
+            Some(target) => (KubeletLink::Link(target), file.bytes_behind_link()?),
+            None if self.root().metadata(file.path())?.is_some() => {
+                (KubeletLink::File, file.bytes()?)
+            }
+            None => (KubeletLink::Nothing, file.bytes()?),
+        };
+        Ok(KubeletStoreContent {
+            current,
+            pem: bytes.map(|bytes| Zeroizing::new(bytes.to_vec())),
+            exposed: file.mode_if_exposed(),
+        })
     }
 
     /// Reads the files that a kubeconfig names besides certificate and key.

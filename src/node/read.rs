@@ -15,9 +15,7 @@ use crate::kube::components::Component;
 use crate::kube::kubeconfig::KubeconfigError;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::{CertName, NodePath};
-use crate::kube::paths::{
-    APISERVER_MANIFEST, ETCD_MEMBER, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR, cleaned,
-};
+use crate::kube::paths::{APISERVER_MANIFEST, ETCD_MEMBER, KUBELET_FLAGS, MANIFESTS_DIR, cleaned};
 use crate::spec::assess::{Observed, ObservedCert, is_our_form, read_kubeconfig};
 use crate::spec::{Layout, kubeconfig_path};
 use crate::store::{self, FileContent, FileKind, Metadata, NodeRoot, PathObstacle};
@@ -40,14 +38,6 @@ pub struct NodeFile {
     chain: OnceCell<Observed<Chain>>,
     key: OnceCell<Observed<PrivateKey>>,
     kubeconfig: OnceCell<Result<ObservedCert, KubeconfigError>>,
-}
-
-/// The kubelet's own client certificate.
-pub struct KubeletStoreState {
-    /// `kubelet-client-current.pem`, links followed.
-    pub file: Rc<NodeFile>,
-    /// The target of the link, as it is written in the link.
-    pub link: Option<PathBuf>,
 }
 
 impl NodeState {
@@ -118,18 +108,6 @@ impl NodeState {
     /// Returns whether something exists at a path of the node, even if it cannot be examined.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.file(path).exists()
-    }
-
-    /// Returns the kubelet's own client certificate in `dir`.
-    ///
-    /// # Errors
-    /// The link cannot be examined.
-    pub fn kubelet_store(&self, dir: &Path) -> Result<KubeletStoreState, store::StoreError> {
-        let path = dir.join(KUBELET_CURRENT_LINK);
-        Ok(KubeletStoreState {
-            link: self.root.link(&path)?,
-            file: self.file(path),
-        })
     }
 
     /// Returns a static-pod manifest of kubeadm's by its file name.

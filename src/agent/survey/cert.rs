@@ -1,16 +1,13 @@
 //! The certificates of the node as they were found.
 
-use std::path::Path;
-
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::Survey;
-use crate::node::{KubeletStoreState, NodeCert, NodeState};
+use crate::node::{NodeCert, NodeState};
 use crate::signer::CurrentCertificate;
 use crate::spec::assess::{
-    self, Action, Age, CertDecision, CertNote, CertRefusal, KubeletConfForm, KubeletLink,
-    KubeletStoreContent, ObservedCert,
+    self, Action, Age, CertDecision, CertNote, CertRefusal, KubeletConfForm, ObservedCert,
 };
 use crate::spec::{CertFiles, CertSpec, ClientPairSpec};
 use crate::store::{self, IssuedRecord};
@@ -152,29 +149,8 @@ fn read(
     }
     if let Some(store) = store {
         let form = KubeletConfForm::of(&found);
-        let on_disk = read_store(state, &assess::store_dir(&form, store))?;
+        let on_disk = state.kubelet_store(&assess::store_dir(&form, store))?;
         found = assess::certificate_used_by_kubelet(found, &form, store, on_disk, now);
     }
     Ok((found, None))
-}
-
-/// Returns the kubelet's client certificate in its own directory.
-fn read_store(state: &NodeState, dir: &Path) -> Result<KubeletStoreContent, store::StoreError> {
-    let KubeletStoreState { file, link } = state.kubelet_store(dir)?;
-    let is_link = link.is_some();
-    let current = match link {
-        Some(target) => KubeletLink::Link(target),
-        None if state.root().metadata(file.path())?.is_some() => KubeletLink::File,
-        None => KubeletLink::Nothing,
-    };
-    let bytes = if is_link {
-        file.bytes_behind_link()?
-    } else {
-        file.bytes()?
-    };
-    Ok(KubeletStoreContent {
-        current,
-        pem: bytes.map(|bytes| Zeroizing::new(bytes.to_vec())),
-        exposed: file.mode_if_exposed(),
-    })
 }
