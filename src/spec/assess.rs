@@ -29,8 +29,7 @@ pub use found::{
 };
 pub use kubelet::{certificate_used_by_kubelet, rotation_after_kubelet};
 pub use kubelet_store::{
-    KubeletConfForm, KubeletLink, KubeletStoreContent, KubeletStoreFault, ObservedKubeletStore,
-    store_dir,
+    KubeletLink, KubeletStoreContent, KubeletStoreFault, ObservedKubeletStore, store_dir,
 };
 pub use place::{lacks_host, may_be_in_masters, misplaced};
 pub(crate) use reason::joined;

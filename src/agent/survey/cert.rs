@@ -6,9 +6,7 @@ use zeroize::Zeroizing;
 use super::Survey;
 use crate::node::{NodeCert, NodeState};
 use crate::signer::CurrentCertificate;
-use crate::spec::assess::{
-    self, Action, Age, CertDecision, CertNote, CertRefusal, KubeletConfForm, ObservedCert,
-};
+use crate::spec::assess::{self, Action, Age, CertDecision, CertNote, CertRefusal, ObservedCert};
 use crate::spec::{CertFiles, CertSpec, ClientPairSpec};
 use crate::store::{self, IssuedRecord};
 use crate::text::hex;
@@ -148,9 +146,8 @@ fn read(
         found.exposed = key.mode_if_exposed();
     }
     if let Some(store) = store {
-        let form = KubeletConfForm::of(&found);
-        let on_disk = state.kubelet_store(&assess::store_dir(&form, store))?;
-        found = assess::certificate_used_by_kubelet(found, &form, store, on_disk, now);
+        let on_disk = state.kubelet_store(&assess::store_dir(&found, store))?;
+        found = assess::certificate_used_by_kubelet(found, store, on_disk, now);
     }
     Ok((found, None))
 }

@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 
 use super::found::{Observed, ObservedCert};
 use super::kubelet_store::{
-    KubeletConfForm, KubeletLink, KubeletStoreContent, KubeletStoreFault, ObservedKubeletStore,
+    KubeletLink, KubeletStoreContent, KubeletStoreFault, ObservedKubeletStore, named_store,
     store_dir,
 };
 use crate::spec::schedule::{Percent, RenewAt, Rotation};
@@ -38,18 +38,17 @@ pub fn rotation_after_kubelet(rotation: &Rotation) -> Rotation {
 /// `found` is the certificate that kubelet.conf contains or names.
 pub fn certificate_used_by_kubelet(
     found: ObservedCert,
-    form: &KubeletConfForm,
     store: &KubeletStoreSpec,
     on_disk: KubeletStoreContent,
     now: OffsetDateTime,
 ) -> ObservedCert {
-    if is_kubeadm_layout(form, store.layout, &on_disk) {
+    if is_kubeadm_layout(&found, store.layout, &on_disk) {
         return found;
     }
     let stored = StoredPair::read(&on_disk);
-    let uses_store = uses_store(form, &on_disk, &stored, &found, now);
+    let uses_store = uses_store(&found, &on_disk, &stored, now);
     let store = ObservedKubeletStore {
-        dir: store_dir(form, store),
+        dir: store_dir(&found, store),
         on_disk,
         in_place: false,
         requested_by_kubelet: false,
@@ -57,9 +56,9 @@ pub fn certificate_used_by_kubelet(
         superseded: None,
     };
     if uses_store {
-        from_store(found, form, store, stored)
+        from_store(found, store, stored)
     } else {
-        from_kubelet_conf(found, form, store)
+        from_kubelet_conf(found, store)
     }
 }
 
@@ -89,38 +88,35 @@ impl StoredPair {
 
 /// Returns true if the certificate is in kubelet.conf, as `kubeadm init` writes it, and may stay there.
 fn is_kubeadm_layout(
-    form: &KubeletConfForm,
+    found: &ObservedCert,
     layout: KubeletLayout,
     on_disk: &KubeletStoreContent,
 ) -> bool {
     let is_stored = !matches!(on_disk.current, KubeletLink::Nothing);
-    let is_by_file = matches!(form, KubeletConfForm::ByFile { .. });
-    layout == KubeletLayout::Auto && !is_stored && !is_by_file
+    layout == KubeletLayout::Auto && !is_stored && found.named_pair().is_none()
 }
 
 /// Returns true if the kubelet uses the pair of its store rather than that of kubelet.conf.
 fn uses_store(
-    form: &KubeletConfForm,
+    found: &ObservedCert,
     on_disk: &KubeletStoreContent,
     stored: &StoredPair,
-    found: &ObservedCert,
     now: OffsetDateTime,
 ) -> bool {
     let is_stored = !matches!(on_disk.current, KubeletLink::Nothing);
-    form.store().is_some()
+    named_store(found).is_some()
         || stored.is_usable(now)
         || (is_stored && found.chain.present().is_none())
 }
 
 fn from_store(
     found: ObservedCert,
-    form: &KubeletConfForm,
     mut store: ObservedKubeletStore,
     stored: StoredPair,
 ) -> ObservedCert {
-    store.faults = store_faults(form, &store);
+    store.faults = store_faults(&found, &store);
     store.in_place = store.target().is_some();
-    if form.store().is_none()
+    if named_store(&found).is_none()
         && let (Observed::Present(chain), Observed::Present(key)) = (found.chain, found.key)
         && stored.chain.present().map(Chain::leaf) != Some(chain.leaf())
     {
@@ -135,22 +131,22 @@ fn from_store(
 }
 
 /// Returns the reasons why kubelet.conf and the link must be rewritten, if the kubelet uses its store.
-fn store_faults(form: &KubeletConfForm, store: &ObservedKubeletStore) -> Vec<KubeletStoreFault> {
+fn store_faults(found: &ObservedCert, store: &ObservedKubeletStore) -> Vec<KubeletStoreFault> {
     let link = store.link();
     let mut faults = Vec::new();
-    match form {
-        _ if form.store().is_some() => {}
-        KubeletConfForm::ByFile { certificate, .. } => {
+    match (&found.kubeconfig, found.named_pair()) {
+        _ if named_store(found).is_some() => {}
+        (_, Some([certificate, _])) => {
             faults.push(KubeletStoreFault::ConfNamesOther {
-                certificate: certificate.clone(),
+                certificate: certificate.as_path().into(),
                 link: link.clone(),
             });
         }
-        KubeletConfForm::Embedded => {
+        (Some(_), None) => {
             let link = link.clone();
             faults.push(KubeletStoreFault::ConfContainsOther { link });
         }
-        KubeletConfForm::Nothing => faults.push(KubeletStoreFault::ConfAbsent),
+        (None, None) => faults.push(KubeletStoreFault::ConfAbsent),
     }
     if !matches!(store.on_disk.current, KubeletLink::Nothing) && store.target().is_none() {
         faults.push(KubeletStoreFault::NotALink { link });
@@ -158,12 +154,8 @@ fn store_faults(form: &KubeletConfForm, store: &ObservedKubeletStore) -> Vec<Kub
     faults
 }
 
-fn from_kubelet_conf(
-    found: ObservedCert,
-    form: &KubeletConfForm,
-    mut store: ObservedKubeletStore,
-) -> ObservedCert {
-    if !matches!(form, KubeletConfForm::ByFile { .. }) {
+fn from_kubelet_conf(found: ObservedCert, mut store: ObservedKubeletStore) -> ObservedCert {
+    if found.named_pair().is_none() {
         let link = store.link();
         store.faults.push(KubeletStoreFault::ConfContains { link });
     }

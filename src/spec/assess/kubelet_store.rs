@@ -11,47 +11,6 @@ use crate::kube::paths::KUBELET_CURRENT_LINK;
 use crate::spec::KubeletStoreSpec;
 use crate::x509::{Chain, PrivateKey};
 
-/// The form in which kubelet.conf contains its certificate.
-pub enum KubeletConfForm {
-    /// kubelet.conf is absent or empty.
-    Nothing,
-    /// Embedded as data.
-    Embedded,
-    /// By the absolute paths of two files.
-    ByFile {
-        /// `client-certificate`.
-        certificate: NodePath,
-        /// `client-key`.
-        key: NodePath,
-    },
-}
-
-impl KubeletConfForm {
-    /// Returns the form of a kubelet.conf.
-    pub fn of(found: &ObservedCert) -> KubeletConfForm {
-        match (&found.kubeconfig, found.named_pair()) {
-            (None, _) => KubeletConfForm::Nothing,
-            (Some(_), None) => KubeletConfForm::Embedded,
-            (Some(_), Some([certificate, key])) => KubeletConfForm::ByFile {
-                certificate: certificate.as_path().into(),
-                key: key.as_path().into(),
-            },
-        }
-    }
-
-    /// Returns the directory of the kubelet's store, if kubelet.conf refers to its link.
-    pub(super) fn store(&self) -> Option<NodePath> {
-        match self {
-            KubeletConfForm::ByFile { certificate, key }
-                if certificate == key && certificate.file_name()? == KUBELET_CURRENT_LINK =>
-            {
-                Some(certificate.directory())
-            }
-            _ => None,
-        }
-    }
-}
-
 /// The file at the path of the store's link.
 #[derive(Clone)]
 pub enum KubeletLink {
@@ -144,7 +103,14 @@ codes!(KubeletStoreFault {
     NotALink
 });
 
+/// Returns the directory of the store, if kubelet.conf names its link for both certificate and key.
+pub(super) fn named_store(found: &ObservedCert) -> Option<NodePath> {
+    let [certificate, key] = found.named_pair()?;
+    let is_link = certificate == key && certificate.file_name()? == KUBELET_CURRENT_LINK;
+    is_link.then(|| NodePath::from(certificate.as_path()).directory())
+}
+
 /// Returns the directory of the store: that of kubelet.conf, or else that of the spec.
-pub fn store_dir(form: &KubeletConfForm, store: &KubeletStoreSpec) -> NodePath {
-    form.store().unwrap_or_else(|| store.dir.clone())
+pub fn store_dir(found: &ObservedCert, store: &KubeletStoreSpec) -> NodePath {
+    named_store(found).unwrap_or_else(|| store.dir.clone())
 }

@@ -49,7 +49,8 @@ impl TestIssuer {
     }
 }
 
-fn conf(pair: Option<&(String, String)>) -> (ObservedCert, KubeletConfForm) {
+/// Returns what the reader returns for a kubelet.conf that contains this pair; without one, for an absent file.
+fn conf(pair: Option<&(String, String)>) -> ObservedCert {
     let text = pair.map(|(certificate, key)| {
         let credentials = Credentials {
             server: "https://192.0.2.11:6443",
@@ -59,26 +60,20 @@ fn conf(pair: Option<&(String, String)>) -> (ObservedCert, KubeletConfForm) {
         };
         Kubeconfig::new("kubernetes", "me", &credentials).to_yaml()
     });
-    let form = match pair {
-        Some(_) => KubeletConfForm::Embedded,
-        None => KubeletConfForm::Nothing,
-    };
-    let found = read_kubeconfig(
-        Path::new("/etc/kubernetes/kubelet.conf"),
-        text.as_deref().map(|text| text.as_bytes()),
-    );
-    (found.unwrap(), form)
+    let text = text.as_deref().map(|text| text.as_bytes());
+    read_kubeconfig(Path::new("/etc/kubernetes/kubelet.conf"), text).unwrap()
 }
 
 /// Returns what the reader returns for a kubelet.conf that names files with this content.
-fn by_file(path: &str, pem: Option<&(String, String)>) -> (ObservedCert, KubeletConfForm) {
-    let (mut found, _) = conf(pem);
-    found.kubeconfig = None;
-    let form = KubeletConfForm::ByFile {
-        certificate: path.into(),
-        key: path.into(),
-    };
-    (found, form)
+fn by_file(certificate: &str, key: &str, pem: Option<&(String, String)>) -> ObservedCert {
+    let mut named = Kubeconfig::without_credentials("kubernetes", "me");
+    named.set_client_files(certificate, key).unwrap();
+    let path = Path::new("/etc/kubernetes/kubelet.conf");
+    let named = read_kubeconfig(path, Some(named.to_yaml().as_bytes())).unwrap();
+    ObservedCert {
+        kubeconfig: named.kubeconfig,
+        ..conf(pem)
+    }
 }
 
 fn on_disk(current: KubeletLink, pair: Option<&(String, String)>) -> KubeletStoreContent {
@@ -102,14 +97,13 @@ fn leaf_of(found: &ObservedCert) -> Option<String> {
 fn returns_certificate_that_kubelet_uses() {
     let issuer = TestIssuer::new();
     let (old, fresh, expired) = (issuer.pair(5), issuer.pair(1), issuer.pair(20));
-    let weighed =
-        |layout, (found, form): (ObservedCert, KubeletConfForm), disk: KubeletStoreContent| {
-            let store = KubeletStoreSpec {
-                dir: "/var/lib/kubelet/pki".into(),
-                layout,
-            };
-            certificate_used_by_kubelet(found, &form, &store, disk, NOW)
+    let weighed = |layout, found: ObservedCert, disk: KubeletStoreContent| {
+        let store = KubeletStoreSpec {
+            dir: "/var/lib/kubelet/pki".into(),
+            layout,
         };
+        certificate_used_by_kubelet(found, &store, disk, NOW)
+    };
     use KubeletLayout::{Auto, File};
 
     // Only kubelet.conf exists: kubeadm's layout, unless the configuration selects the file.
@@ -137,7 +131,7 @@ fn returns_certificate_that_kubelet_uses() {
     for layout in [Auto, File] {
         // No fault.
         let disk = || on_disk(link(DATED), Some(&fresh));
-        let found = weighed(layout, by_file(LINK, Some(&fresh)), disk());
+        let found = weighed(layout, by_file(LINK, LINK, Some(&fresh)), disk());
         let store = found.store.as_ref().unwrap();
         assert_eq!(store.faults, []);
         assert!(store.in_place);
@@ -161,7 +155,7 @@ fn returns_certificate_that_kubelet_uses() {
         assert!(found.store.unwrap().superseded.is_none());
 
         // kubelet.conf names a certificate that the kubelet does not use.
-        let found = weighed(layout, by_file("/k.pem", Some(&old)), disk());
+        let found = weighed(layout, by_file("/k.pem", "/k.pem", Some(&old)), disk());
         assert_eq!(
             joined(&found.store.unwrap().faults),
             format!("kubelet.conf names /k.pem, while the kubelet uses {LINK}")
@@ -190,7 +184,11 @@ fn returns_certificate_that_kubelet_uses() {
         assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
 
         // A dangling link is an absent certificate, and the reason names the link.
-        let found = weighed(layout, by_file(LINK, None), on_disk(link("gone.pem"), None));
+        let found = weighed(
+            layout,
+            by_file(LINK, LINK, None),
+            on_disk(link("gone.pem"), None),
+        );
         assert!(matches!(found.chain, Observed::Absent));
         assert_eq!(
             found.store.unwrap().absence().to_string(),
@@ -200,7 +198,7 @@ fn returns_certificate_that_kubelet_uses() {
         // A regular file at the path of the link.
         let found = weighed(
             layout,
-            by_file(LINK, Some(&fresh)),
+            by_file(LINK, LINK, Some(&fresh)),
             on_disk(KubeletLink::File, Some(&fresh)),
         );
         let store = found.store.unwrap();
@@ -216,7 +214,7 @@ fn returns_certificate_that_kubelet_uses() {
     // Files elsewhere are kept while they are usable and the kubelet's store is empty.
     let found = weighed(
         Auto,
-        by_file("/etc/k/kubelet.pem", Some(&fresh)),
+        by_file("/etc/k/kubelet.pem", "/etc/k/kubelet.pem", Some(&fresh)),
         on_disk(KubeletLink::Nothing, None),
     );
     let store = found.store.unwrap();
@@ -227,7 +225,7 @@ fn returns_certificate_that_kubelet_uses() {
     let elsewhere = "/data/pki/kubelet-client-current.pem";
     let found = weighed(
         Auto,
-        by_file(elsewhere, Some(&fresh)),
+        by_file(elsewhere, elsewhere, Some(&fresh)),
         on_disk(link(DATED), Some(&fresh)),
     );
     assert_eq!(found.store.unwrap().link(), NodePath::from(elsewhere));
@@ -238,10 +236,10 @@ fn uses_store_if_named_usable_or_only_one() {
     let issuer = TestIssuer::new();
     let (fresh, expired) = (issuer.pair(1), issuer.pair(20));
     let torn = (expired.0.clone(), fresh.1.clone());
-    for (case, (found, form), disk, expected) in [
+    for (case, found, disk, expected) in [
         (
             "named by kubelet.conf",
-            by_file(LINK, None),
+            by_file(LINK, LINK, None),
             on_disk(KubeletLink::Nothing, None),
             true,
         ),
@@ -277,11 +275,7 @@ fn uses_store_if_named_usable_or_only_one() {
         ),
     ] {
         let stored = StoredPair::read(&disk);
-        assert_eq!(
-            uses_store(&form, &disk, &stored, &found, NOW),
-            expected,
-            "{case}"
-        );
+        assert_eq!(uses_store(&found, &disk, &stored, NOW), expected, "{case}");
     }
 }
 
@@ -303,12 +297,9 @@ fn store_is_known_by_name_of_its_link_for_both_files() {
         (LINK, other, false),
         (other, LINK, false),
     ] {
-        let form = KubeletConfForm::ByFile {
-            certificate: certificate.into(),
-            key: key.into(),
-        };
+        let found = by_file(certificate, key, None);
         let store = expected.then(|| NodePath::from("/var/lib/kubelet/pki"));
-        assert_eq!(form.store(), store, "{certificate} {key}");
+        assert_eq!(named_store(&found), store, "{certificate} {key}");
     }
 }
 
