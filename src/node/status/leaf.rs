@@ -9,7 +9,7 @@ use super::phase::{CertProgress, phase};
 use super::{CertStatus, Facts, KubeconfigStatus};
 use crate::kube::names::CertName;
 use crate::node::NodeFile;
-use crate::spec::assess::{self, ObservedKubeconfig};
+use crate::spec::assess::{self, CertNote, ObservedKubeconfig};
 use crate::x509::{
     CertDifference, Certificate, Chain, TrustBundle, is_same_authority, path_differences,
 };
@@ -109,11 +109,10 @@ fn verify(
         }
         good = false;
     }
-    let ends = trust.certificates().iter().map(Certificate::not_after);
-    if let Some(end) = ends.max()
-        && leaf.not_after() > end
+    if let Some(CertNote::OutlivesAuthority { authority_ends }) =
+        assess::beyond_authority(chain, trust)
     {
-        findings.remark(RowRemark::OutlivesAuthority(end));
+        findings.remark(RowRemark::OutlivesAuthority(authority_ends));
     }
     Some(good)
 }
