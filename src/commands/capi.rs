@@ -96,7 +96,7 @@ struct TargetArgs {
 
 impl TargetArgs {
     fn target(&self) -> Result<ClusterTarget, Failure> {
-        ClusterTarget::new(&self.cluster, &self.namespace).map_err(|error| Failure::usage(error))
+        ClusterTarget::new(&self.cluster, &self.namespace).map_err(Failure::usage)
     }
 
     /// Returns the names of the Secrets.
@@ -327,8 +327,7 @@ fn write_manifest(
 
 impl SyncArgs {
     fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
-        let target = ClusterTarget::new(&self.cluster, &self.namespace)
-            .map_err(|error| Failure::usage(error))?;
+        let target = ClusterTarget::new(&self.cluster, &self.namespace).map_err(Failure::usage)?;
         let Some(kubeconfig) = &self.kubeconfig else {
             // clap requires --rights then.
             return print(&sync::rights(&target));

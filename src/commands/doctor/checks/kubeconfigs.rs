@@ -173,7 +173,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
         {
             notes.push(CheckNote::error(
                 format!("{name}: its CA data {trouble}"),
-                unplanned(name).unwrap_or(FIX),
+                unplanned(*name).unwrap_or(FIX),
             ));
         }
     }
