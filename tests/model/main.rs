@@ -155,6 +155,7 @@ fn completes_and_undoes_a_rotation_among_crashes_and_commands() {
     let budget = Budget {
         pauses: u8::from(is_full()),
         exclusions: u8::from(is_full()),
+        crashes: u8::from(is_full()),
         ..budget
     };
     verify(
@@ -207,7 +208,7 @@ fn admits_a_node_that_joins_in_any_phase() {
 fn brings_a_node_restored_from_a_backup_up_to_date() {
     let budget = Budget {
         starts: 1,
-        pauses: 1,
+        pauses: u8::from(is_full()),
         undos: 1,
         crashes: 1 + u8::from(is_full()),
         backups: 1,
@@ -308,7 +309,7 @@ fn rotates_again_after_the_end_of_a_rotation() {
     let budget = Budget {
         starts: 2,
         undos: 1,
-        exclusions: 1,
+        exclusions: u8::from(is_full()),
         crashes: u8::from(is_full()),
         backups: u8::from(is_full()),
         ..Budget::default()
