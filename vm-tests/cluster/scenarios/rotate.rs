@@ -160,11 +160,6 @@ pub(crate) fn service_account(cluster: &mut Cluster) {
     for name in cluster.names(Role::ControlPlane) {
         assert_ne!(review(cluster, name, &before), "true", "{name}");
         assert_eq!(review(cluster, name, &after), "true", "{name}");
-        let log = "journalctl --no-pager -u nodepki -o cat | grep 'was restarted for' | cut -d : -f 1 | sort | uniq -c";
-        let restarts = cluster.node(name).done(log);
-        for line in restarts.lines() {
-            cluster.say(&format!("{name}: {}", line.trim()));
-        }
     }
 }
 
@@ -342,11 +337,25 @@ impl Rotation {
     fn end(&self, cluster: &mut Cluster, phase: &str) {
         self.wait_for(cluster, &format!("phase {phase}"));
         self.say(cluster, phase);
+        self.say_restarts(cluster);
         checks::ready(cluster);
         // For nodes that join later.
         cluster.node("cp1").done(
             "rm /etc/nodepki/certificate-key; nodepki certs upload --certificate-key-out /etc/nodepki/certificate-key",
         );
+    }
+
+    /// Prints how often each component was restarted on each node since the beginning.
+    fn say_restarts(&self, cluster: &mut Cluster) {
+        let since = self.began.elapsed().as_secs() + 1;
+        let log = format!(
+            "journalctl --no-pager -u nodepki -o cat --since=-{since}s | grep 'was restarted for' | cut -d : -f 1 | sort | uniq -c"
+        );
+        for name in cluster.names(Role::ControlPlane) {
+            for line in cluster.node(name).done(&log).lines() {
+                cluster.say(&format!("{name}: {}", line.trim()));
+            }
+        }
     }
 
     fn say(&self, cluster: &Cluster, what: &str) {
