@@ -175,6 +175,7 @@ fn reports_sealed_server_as_unreachable() {
 #[test]
 fn doctor_names_offline_way_if_signer_fails() {
     let node = Node::new();
+    node.settings("wait: 1s\n");
     node.ask().done();
     node.remove("/etc/kubernetes/pki/apiserver.crt");
     Ran::of(&mut node.configured(["doctor"])).says("with --online, this command asks the signers");

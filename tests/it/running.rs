@@ -466,7 +466,7 @@ fn recognises_worker_by_its_kubelet_conf() {
     let config = crate::node::JOIN.split_once("controlPlane:").unwrap().0;
     let node = Node::of(config);
     node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
-    bootstrap(&node).done();
+    run(&node, &["bootstrap", "--clock-wait", "0s", "--wait", "1s"]).done();
     let before = desired(&plan(&node));
     remove_kubeadm_file(&node);
     let after = plan(&node);
