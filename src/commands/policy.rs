@@ -8,7 +8,7 @@ use time::serde::rfc3339;
 use super::now;
 use super::options::{GlobalOptions, OutputFormat, SourceOptions};
 use super::output::table::minute;
-use super::output::{Closing, DocumentKind, print_message, print_warnings, text_style};
+use super::output::{Closing, DocumentKind, print_message, text_style};
 use crate::agent::{ExitCode, Failure};
 use crate::kube::names::RegisteredName;
 use crate::spec::compliance::{self, KeyUse, KeyVerdict};
@@ -99,7 +99,6 @@ impl PolicyCommand {
 
 fn export(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
     let loaded = global.load_running(&sources.inputs(global)?)?;
-    print_warnings(&loaded.warnings);
     let policy = &loaded.setup.plan.policy;
     let rules = policy.rules();
     print_message(&format!(
@@ -118,7 +117,6 @@ fn export(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Fa
 
 fn check(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
     let loaded = global.load_running(&sources.inputs(global)?)?;
-    print_warnings(&loaded.warnings);
     let survey = loaded.setup.survey_of(&loaded.state, now())?;
     let keys = survey.all_key_uses(loaded.state.root(), now());
     let rows: Vec<PolicyRow> = keys.iter().map(row).collect();

@@ -23,6 +23,9 @@ fn compares_every_key_with_policy() {
     check(&node, "")
         .done()
         .says("12 compliant, 4 without a policy");
+    let warned = check(&node, "kubelets: {approveServing: true}\n");
+    let warnings = warned.done().stderr.matches("kubelets.approveServing");
+    assert_eq!(warnings.count(), 1, "{}", warned.said());
 
     // The CAs and the keys of this node are ECDSA-P256.
     let ran = check(
