@@ -65,8 +65,9 @@ pub async fn expire(api: &Api, only_expired: bool, now: OffsetDateTime) -> Resul
         let doing = format!("removing the Secret {NAMESPACE}/{name}");
         match &error {
             api::ApiError::Refused(status) if status.is_conflict() => {
-                let message =
-                    format!("{doing}: another client changed it at the same time; run again");
+                let message = format!(
+                    "{doing}: another client changed it at the same time; run nodepki certs expire --if-expired again"
+                );
                 return Err(Failure::pending(message));
             }
             api::ApiError::Refused(_) => {
