@@ -193,8 +193,13 @@ fn status_names_renewal_only_if_it_helps() {
     let node = Node::new();
     node.replace_authority(Authority::Ca, now() - 100 * DAY, 110 * DAY);
     node.ask().done();
-    let next = || node.run(&["status"]).done().closing().to_owned();
-    assert!(next().ends_with(" doctor"), "{}", next());
+    let suggests = |command: &str| {
+        let root = node.root();
+        let next = format!("; next: nodepki --root {} {command}", root.display());
+        let ran = node.run(&["status"]);
+        assert!(ran.done().closing().ends_with(&next), "{}", ran.closing());
+    };
+    suggests("doctor");
     let old = |name: CertName, common_name: &str| {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let profile = Profile {
@@ -217,9 +222,9 @@ fn status_names_renewal_only_if_it_helps() {
     old(kubelet_client, "kube-apiserver-kubelet-client");
     node.run(&["status"])
         .row_says(kubelet_client.as_str(), "expiring");
-    assert!(next().ends_with(" doctor"), "{}", next());
+    suggests("doctor");
     old(CertName::FrontProxyClient, "front-proxy-client");
-    assert!(next().ends_with(" renew"), "{}", next());
+    suggests("renew");
 }
 
 #[test]
