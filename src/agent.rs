@@ -264,7 +264,7 @@ impl RunSetup {
         let conflicts = self.identity_conflicts.iter().cloned();
         let conflicts = conflicts.map(SurveyRefusal::Identity);
         survey.refusals.splice(..0, conflicts);
-        survey.assess_ages(state.root(), &self.rotation, &self.identity.node, now)?;
+        survey.assess_ages(state, &self.rotation, &self.identity.node, now)?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
             // The local and the embedded signer need the CA key on the node; no other signer does.
             let external = self.signers.get(&spec.authority).is_none_or(|(_, signer)| {

@@ -95,9 +95,10 @@ pub fn survey(
         survey.read_bundle(state, spec, &trust(spec.authority), handed, now)?;
     }
     // `assess_ages` reports a damaged record.
-    let issued = state.root().issued().unwrap_or_default();
+    let issued = state.issued().ok();
     for spec in &plan.certs {
-        survey.read_cert(state, spec, issued.get(&spec.name()), now)?;
+        let record = issued.and_then(|issued| issued.get(&spec.name()));
+        survey.read_cert(state, spec, record, now)?;
     }
     if let Some(spec) = plan
         .service_account

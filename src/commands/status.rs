@@ -17,6 +17,7 @@ use crate::agent::{ExitCode, Failure, Survey};
 use crate::config::Argument;
 use crate::daemon::metrics;
 use crate::kube::names::{Authority, CertName};
+use crate::node::NodeState;
 use crate::node::status::{
     self, CertificateDetail, NodeRole, NodeStatus, RowState, RowSubject, StatusRow,
 };
@@ -83,7 +84,7 @@ impl StatusArgs {
                     Some(_) => ExitCode::Pending,
                     None => ExitCode::Done,
                 };
-                let closing = closing(&root, &status, plan, self.certificate.is_some());
+                let closing = closing(&state, &status, plan, self.certificate.is_some());
                 let text = || match format {
                     OutputFormat::Tree => status::tree(&status, text_style()),
                     OutputFormat::Table if self.certificate.is_some() => {
@@ -170,7 +171,12 @@ pub(super) struct StatusBody<'a> {
 }
 
 /// Returns the number of objects in each state, and the command that explains or repairs the gravest one.
-fn closing(root: &NodeRoot, status: &NodeStatus, plan: Option<&NodeSpec>, is_one: bool) -> Closing {
+fn closing(
+    state: &NodeState,
+    status: &NodeStatus,
+    plan: Option<&NodeSpec>,
+    is_one: bool,
+) -> Closing {
     let mut rows = status.rows();
     // The authority of one certificate is part of its description.
     rows.retain(|row| !is_one || matches!(row.subject, RowSubject::Certificate(_)));
@@ -180,11 +186,11 @@ fn closing(root: &NodeRoot, status: &NodeStatus, plan: Option<&NodeSpec>, is_one
         closing = closing.count(count, state.as_str(), state.as_str());
     }
     // An unreadable record is reported in the notes.
-    let tickets = root.tickets().unwrap_or_default();
+    let tickets = state.tickets().unwrap_or_default();
     let is_shown = |slot: &Slot| status.pending.iter().any(|row| row.name == slot.as_str());
     let shown = tickets.iter().filter(|(slot, _)| is_shown(slot));
     let import = next::after_export(
-        root,
+        state.root(),
         shown.map(|(_, record)| record.as_ref()),
         false,
         |command| format!("nodepki {command}"),

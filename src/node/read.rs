@@ -6,7 +6,7 @@
 //! the plan.
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -18,7 +18,10 @@ use crate::kube::names::{CertName, NodePath};
 use crate::kube::paths::{APISERVER_MANIFEST, ETCD_MEMBER, KUBELET_FLAGS, MANIFESTS_DIR, cleaned};
 use crate::spec::assess::{Observed, ObservedCert, is_our_form, read_kubeconfig};
 use crate::spec::{Layout, kubeconfig_path};
-use crate::store::{self, FileContent, FileKind, Metadata, NodeRoot, PathObstacle};
+use crate::store::{
+    FileContent, FileKind, IssuedRecord, Metadata, NodeRecord, NodeRoot, PathObstacle,
+    RequestRecord, Slot, StoreError,
+};
 use crate::x509::{Chain, PrivateKey};
 
 /// The files of one node at one moment. A clone shares them.
@@ -27,14 +30,25 @@ pub struct NodeState {
     root: NodeRoot,
     layout: Layout,
     files: Rc<RefCell<HashMap<PathBuf, Rc<NodeFile>>>>,
+    records: Rc<Records>,
+}
+
+type Tickets = Vec<(Slot, Option<RequestRecord>)>;
+
+/// The records in the state directory, each read when it is first needed.
+#[derive(Default)]
+struct Records {
+    tickets: OnceCell<Result<Tickets, StoreError>>,
+    node: OnceCell<Result<Option<NodeRecord>, StoreError>>,
+    issued: OnceCell<Result<BTreeMap<CertName, IssuedRecord>, StoreError>>,
 }
 
 /// One file, or the place where it would be.
 pub struct NodeFile {
     root: NodeRoot,
     path: PathBuf,
-    content: OnceCell<Result<Option<FileContent>, store::StoreError>>,
-    entry: OnceCell<Result<Option<Metadata>, store::StoreError>>,
+    content: OnceCell<Result<Option<FileContent>, StoreError>>,
+    entry: OnceCell<Result<Option<Metadata>, StoreError>>,
     chain: OnceCell<Observed<Chain>>,
     key: OnceCell<Observed<PrivateKey>>,
     kubeconfig: OnceCell<Result<ObservedCert, KubeconfigError>>,
@@ -47,6 +61,7 @@ impl NodeState {
             root: root.clone(),
             layout,
             files: Rc::default(),
+            records: Rc::default(),
         }
     }
 
@@ -71,19 +86,25 @@ impl NodeState {
         }
     }
 
-    /// Returns the state after a commit that wrote these files: they are read again, and no others.
+    /// Returns the state after a commit that wrote these files: they and the records are read again, and no others.
     #[must_use]
     pub fn after_commit(self, written: &[PathBuf]) -> NodeState {
         let files = self.files.borrow();
         let files = files.iter().filter(|(path, _)| !written.contains(path));
         let files = files.map(|(path, file)| (path.clone(), Rc::clone(file)));
         let files = Rc::new(RefCell::new(files.collect()));
-        NodeState { files, ..self }
+        let records = Rc::default();
+        NodeState {
+            files,
+            records,
+            ..self
+        }
     }
 
     /// Forgets the contents. A process that waits should have no private key in memory.
     pub fn forget(&mut self) {
         self.files = Rc::default();
+        self.records = Rc::default();
     }
 
     /// Returns the node's root.
@@ -103,6 +124,33 @@ impl NodeState {
         let file = files.entry(path.to_owned());
         let file = file.or_insert_with(|| Rc::new(NodeFile::new(&self.root, path)));
         Rc::clone(file)
+    }
+
+    /// Returns the pending slots and their tickets, as [`NodeRoot::tickets`].
+    ///
+    /// # Errors
+    /// As of [`NodeRoot::tickets`].
+    pub fn tickets(&self) -> Result<&[(Slot, Option<RequestRecord>)], StoreError> {
+        let tickets = self.records.tickets.get_or_init(|| self.root.tickets());
+        tickets.as_deref().map_err(Clone::clone)
+    }
+
+    /// Returns the identity of the last run with requests, as [`NodeRoot::saved_node`].
+    ///
+    /// # Errors
+    /// As of [`NodeRoot::saved_node`].
+    pub(crate) fn saved_node(&self) -> Result<Option<&NodeRecord>, StoreError> {
+        let node = self.records.node.get_or_init(|| self.root.saved_node());
+        node.as_ref().map(Option::as_ref).map_err(Clone::clone)
+    }
+
+    /// Returns the known issue times, as [`NodeRoot::issued`].
+    ///
+    /// # Errors
+    /// As of [`NodeRoot::issued`].
+    pub fn issued(&self) -> Result<&BTreeMap<CertName, IssuedRecord>, StoreError> {
+        let issued = self.records.issued.get_or_init(|| self.root.issued());
+        issued.as_ref().map_err(Clone::clone)
     }
 
     /// Returns whether something exists at a path of the node, even if it cannot be examined.
@@ -219,7 +267,7 @@ impl NodeFile {
     ///
     /// # Errors
     /// The file cannot be read, or is not a regular file.
-    pub fn bytes(&self) -> Result<Option<&[u8]>, store::StoreError> {
+    pub fn bytes(&self) -> Result<Option<&[u8]>, StoreError> {
         let content = self.content()?;
         Ok(content.map(|content| content.bytes.as_slice()))
     }
@@ -243,9 +291,7 @@ impl NodeFile {
     }
 
     /// Returns the kubeconfig, without the files that it names.
-    pub(super) fn kubeconfig(
-        &self,
-    ) -> Result<&Result<ObservedCert, KubeconfigError>, store::StoreError> {
+    pub(super) fn kubeconfig(&self) -> Result<&Result<ObservedCert, KubeconfigError>, StoreError> {
         let bytes = self.bytes()?;
         let read = || read_kubeconfig(&self.path, bytes);
         Ok(self.kubeconfig.get_or_init(read))
@@ -256,9 +302,9 @@ impl NodeFile {
     ///
     /// # Errors
     /// As of [`NodeFile::bytes`].
-    pub fn bytes_behind_link(&self) -> Result<Option<&[u8]>, store::StoreError> {
+    pub fn bytes_behind_link(&self) -> Result<Option<&[u8]>, StoreError> {
         match self.bytes() {
-            Err(store::StoreError::Unsafe {
+            Err(StoreError::Unsafe {
                 why: PathObstacle::Loop,
                 ..
             }) => Ok(None),
@@ -273,7 +319,7 @@ impl NodeFile {
     pub fn behind_link<T>(
         &self,
         parse: impl FnOnce(&NodeFile) -> Observed<T>,
-    ) -> Result<Observed<T>, store::StoreError> {
+    ) -> Result<Observed<T>, StoreError> {
         let found = self.bytes_behind_link()?.map(|_| parse(self));
         Ok(found.unwrap_or(Observed::Absent))
     }
@@ -282,7 +328,7 @@ impl NodeFile {
     ///
     /// # Errors
     /// As of [`NodeFile::bytes`].
-    pub fn readable(&self) -> Result<&NodeFile, store::StoreError> {
+    pub fn readable(&self) -> Result<&NodeFile, StoreError> {
         self.bytes().map(|_| self)
     }
 
@@ -304,7 +350,7 @@ impl NodeFile {
     pub fn parse<T, E: fmt::Display>(
         &self,
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
-    ) -> Result<Observed<T>, store::StoreError> {
+    ) -> Result<Observed<T>, StoreError> {
         Ok(Observed::read(self.bytes()?, parse))
     }
 
@@ -345,7 +391,7 @@ impl NodeFile {
         (mode & 0o007 != 0).then_some(mode)
     }
 
-    fn content(&self) -> Result<Option<&FileContent>, store::StoreError> {
+    fn content(&self) -> Result<Option<&FileContent>, StoreError> {
         let read = || self.root.read(&self.path);
         match self.content.get_or_init(read) {
             Ok(content) => Ok(content.as_ref()),
@@ -353,7 +399,7 @@ impl NodeFile {
         }
     }
 
-    fn entry(&self) -> &Result<Option<Metadata>, store::StoreError> {
+    fn entry(&self) -> &Result<Option<Metadata>, StoreError> {
         self.entry.get_or_init(|| self.root.metadata(&self.path))
     }
 }

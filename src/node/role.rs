@@ -74,7 +74,7 @@ pub fn role_of(
         && !state.exists(ca)
         && !state.exists(state.layout().kubelet_link());
     let recorded = || {
-        let kept = state.root().saved_node().ok().flatten()?;
+        let kept = state.saved_node().ok().flatten()?;
         Some(kept.node.role.into())
     };
     match (is_empty, described.or_else(recorded)) {

@@ -136,13 +136,13 @@ struct IdentityDifference {
 }
 
 impl Recorded {
-    pub(super) fn read(root: &NodeRoot) -> Result<Recorded, Failure> {
-        let pending = root.tickets()?.into_iter();
+    pub(super) fn read(state: &NodeState) -> Result<Recorded, Failure> {
+        let pending = state.tickets()?.iter();
         Ok(Recorded {
-            kept: root.saved_node()?,
+            kept: state.saved_node()?.cloned(),
             pending: pending
                 .filter_map(|(slot, _)| match slot {
-                    Slot::Certificate(name) => Some(name),
+                    Slot::Certificate(name) => Some(*name),
                     Slot::ServiceAccount => None,
                 })
                 .collect(),

@@ -177,8 +177,8 @@ impl KnownConfiguration {
             documents,
             kept,
             running,
+            recorded: Recorded::read(&state)?,
             state,
-            recorded: Recorded::read(root)?,
             joined_server: None,
             unknown_cluster: None,
         };

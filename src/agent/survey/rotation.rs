@@ -6,10 +6,11 @@ use time::OffsetDateTime;
 
 use super::{Survey, bundle_of};
 use crate::kube::names::Authority;
+use crate::node::NodeState;
 use crate::process::machine;
 use crate::spec::assess::{Age, DecisionMode, RenewalCause, rotation_after_kubelet};
 use crate::spec::schedule::{self, DueState, Rotation};
-use crate::store::{self, NodeRoot};
+use crate::store;
 use crate::text::hex;
 
 /// See [`Survey::rotating`].
@@ -40,20 +41,20 @@ impl Survey {
     /// A record that this machine cannot read. A damaged one is a note.
     pub(in crate::agent) fn assess_ages(
         &mut self,
-        root: &NodeRoot,
+        state: &NodeState,
         rotation: &Rotation,
         node: &str,
         now: OffsetDateTime,
     ) -> Result<(), store::StoreError> {
-        let issued = match root.issued() {
+        let issued = match state.issued() {
             Err(error) if machine::is_fault(&error) => return Err(error),
             Err(error) => {
                 self.notes.push(format!(
                     "the record of issue times is ignored, and ages are derived from the certificates: {error}"
                 ));
-                Default::default()
+                None
             }
-            Ok(issued) => issued,
+            Ok(issued) => Some(issued),
         };
         for cert in &mut self.certs {
             let Some(chain) = cert.found.chain.present() else {
@@ -61,7 +62,7 @@ impl Survey {
             };
             let fingerprint = hex(&chain.leaf().fingerprint());
             let recorded = issued
-                .get(&cert.spec.name())
+                .and_then(|issued| issued.get(&cert.spec.name()))
                 // Another program may have replaced the certificate since.
                 .filter(|issued| issued.sha256 == fingerprint)
                 .map(|issued| issued.at);

@@ -42,11 +42,11 @@ pub fn collect(
 ) -> NodeStatus {
     let root = state.root();
     let mut notes = Vec::new();
-    let pending = root.tickets().unwrap_or_else(|error| {
+    let pending = state.tickets().unwrap_or_else(|error| {
         notes.push(format!("pending requests are unknown: {error}"));
-        Vec::new()
+        &[]
     });
-    let role = role_of(state, &pending, described);
+    let role = role_of(state, pending, described);
     // The files may show another role.
     let plan = plan.filter(|plan| NodeRole::from(*plan) == role);
     let local_etcd = match role {
@@ -120,7 +120,7 @@ pub fn collect(
         sign_of_service: state.sign_of_service(),
         service_account: (role == NodeRole::ControlPlane)
             .then(|| service_account::judge(reader.service_account(), &leaves)),
-        pending: pending.into_iter().map(pending_status).collect(),
+        pending: pending.iter().cloned().map(pending_status).collect(),
         unregistered,
         notes,
     };

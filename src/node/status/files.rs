@@ -95,7 +95,7 @@ pub(super) struct ServiceAccountFiles {
 /// Reads the files of rows below a root.
 pub(super) struct RowReader<'a> {
     state: &'a NodeState,
-    issued: BTreeMap<CertName, IssuedRecord>,
+    issued: Option<&'a BTreeMap<CertName, IssuedRecord>>,
 }
 
 impl RowReader<'_> {
@@ -103,7 +103,7 @@ impl RowReader<'_> {
         RowReader {
             state,
             // A damaged record costs only the times of issue and the origin of each certificate.
-            issued: state.root().issued().unwrap_or_default(),
+            issued: state.issued().ok(),
         }
     }
 
@@ -122,7 +122,7 @@ impl RowReader<'_> {
         LeafFiles {
             name,
             faults: self.faults(&cert),
-            record: self.issued.get(&name).cloned(),
+            record: self.issued.and_then(|issued| issued.get(&name)).cloned(),
             files: files
                 .map(|file| self.row_file(file, file.path() == cert.key.path()))
                 .collect(),

@@ -119,10 +119,10 @@ pub(super) fn runs_etcd(state: &NodeState, plan: Option<&NodeSpec>) -> bool {
 pub(super) fn unregistered(state: &NodeState, now: OffsetDateTime) -> Vec<UnregisteredCertificate> {
     let known: Vec<CertName> = state.layout().certificates().collect();
     // The survey reports a damaged record.
-    let issued = state.root().issued().unwrap_or_default().into_iter();
+    let issued = state.issued().into_iter().flatten();
     issued
         .filter(|(name, record)| !known.contains(name) && now <= record.not_after)
-        .map(|(name, record)| {
+        .map(|(&name, record)| {
             let files = state.layout().pair(name).into_iter();
             let files = files.filter(|path| state.exists(path));
             UnregisteredCertificate {
