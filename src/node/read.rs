@@ -136,9 +136,6 @@ impl NodeState {
     }
 
     /// Returns the identity of the last run with requests, as [`NodeRoot::saved_node`].
-    ///
-    /// # Errors
-    /// As of [`NodeRoot::saved_node`].
     pub(crate) fn saved_node(&self) -> Result<Option<&NodeRecord>, StoreError> {
         let node = self.records.node.get_or_init(|| self.root.saved_node());
         node.as_ref().map(Option::as_ref).map_err(Clone::clone)
